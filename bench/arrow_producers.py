@@ -50,11 +50,11 @@ def _publish(path: str, batches: list, each: int) -> tuple[float, int, float, in
     """Return rows per second, bytes written, seconds, and the mean size of a group."""
     with workload.open_engine(path) as engine:
         engine.create_topic("batches", workload.BATCH_COLUMNS)
-        before = engine.stats()["journals"][0]
+        before = engine.stats()["journal"]
         begin = time.perf_counter()
         asyncio.run(_produce(engine, batches, each))
         seconds = time.perf_counter() - begin
-        after = engine.stats()["journals"][0]
+        after = engine.stats()["journal"]
     written = after["bytes_written"] - before["bytes_written"]
     groups = after["groups"] - before["groups"]
     count = PRODUCERS * IN_FLIGHT * each * workload.ROWS_IN_BATCH

@@ -57,7 +57,7 @@ class Store:
         uploader = Uploader(
             self.objects,
             catalog,
-            JournalFrames(engine.main.journal),
+            JournalFrames(engine.log.journal),
             broker=broker,
             clock=clock,
             settings=self.settings.objects,

@@ -99,7 +99,7 @@ def _row_frames(bench: Bench) -> list[Row]:
             },
             bench.pick(7, 3),
         )
-        directory = engine.main.journal.directory
+        directory = engine.log.journal.directory
         ids = {name: topic.runtime.state.id for name, topic in topics.items()}
     _check_kinds(directory, {name: ids[name] for name in ROWS})
     return [
@@ -154,13 +154,13 @@ def _bytes_read(engine: frazil.Engine, when: str) -> list[Row]:
     facts = topic.stats()
     own = facts["bytes_stored"]
     # Sealing reads segments in the background, and the system counts all reads of a process.
-    while engine.main.journal.to_seal:
+    while engine.log.journal.to_seal:
         time.sleep(0.05)
     time.sleep(0.5)
-    journal = engine.stats()["journals"][0]["bytes_read"]
+    journal = engine.stats()["journal"]["bytes_read"]
     process = process_read_bytes()
     _read(topic, facts["message_count"])
-    journal = engine.stats()["journals"][0]["bytes_read"] - journal
+    journal = engine.stats()["journal"]["bytes_read"] - journal
     process = process_read_bytes() - process
     title = f"read back, a topic with 1 % of a journal{when}"
     return [

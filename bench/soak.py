@@ -77,7 +77,6 @@ class Round:
             (self.arrow, "arrow"),
             (self.idempotent, "once"),
             (self.relaxed, "periodic"),
-            (self.laned, "laned"),
             (self.rows, "lake"),
             (self.tails, "plain"),
             (self.tails, "arrow"),
@@ -154,10 +153,6 @@ class Round:
         handle = self.engine.topic(topic)
         self._publish(topic, lambda: handle.append(b"z" * 300))
 
-    def laned(self, topic: str) -> None:
-        handle = self.engine.topic(topic)
-        self._publish(topic, lambda: handle.append(b"l" * 100))
-
     # -- readers ---------------------------------------------------------------------------------
 
     def tails(self, topic: str) -> None:
@@ -214,7 +209,6 @@ def prepare(engine) -> None:
     engine.create_topic("rows", workload.COLUMNS)
     engine.create_topic("arrow", workload.BATCH_COLUMNS)
     engine.create_topic("periodic", sync="periodic")
-    engine.create_topic("laned", lane="dedicated")
     engine.create_topic("lake", workload.COLUMNS, lake=True)
     for name in ("plain", "arrow", "many"):
         engine.topic(name).hold("soak", 0)

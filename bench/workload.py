@@ -89,4 +89,4 @@ def crowd_on(
 
 def journal_files(engine: frazil.Engine) -> list[str]:
     """Return the paths of the shared journal's segments, oldest first."""
-    return [segment.path for segment in engine.main.journal.segments]
+    return [segment.path for segment in engine.log.journal.segments]

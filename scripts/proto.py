@@ -21,7 +21,7 @@ from google.protobuf import descriptor_pb2
 SOURCES = Path(__file__).resolve().parent.parent / "src"
 FOLDERS = {
     "frazil/metadata/proto": "",
-    "frazil/serve/danube/proto": "frazil.serve.danube.descriptors",
+    "frazil/serve/danube/proto": "frazil.serve.danube.services",
 }
 """Where messages are, and the module that has the types of their descriptors if anybody reads those."""
 SHARED_POOL, OWN_POOL = "_descriptor_pool.Default()", "_descriptor_pool.DescriptorPool()"

@@ -19,7 +19,6 @@ __all__ = [
     "WHOLE",
     "Ack",
     "AckLevel",
-    "Lane",
     "Lsn",
     "Offset",
     "OffsetRange",
@@ -59,7 +58,6 @@ WHOLE: Final = -1
 SyncMode = Literal["none", "periodic", "commit"]
 AckLevel = Literal["received", "fsynced", "uploaded", "committed"]
 TopicKind = Literal["message", "table"]
-Lane = Literal["shared", "dedicated"]
 OnFull = Literal["block", "expire"]
 UnknownKey = Literal["ignore", "error", "insert"]
 
@@ -113,7 +111,6 @@ class TopicSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     kind: TopicKind
     created_us: int
     sync: SyncMode = "commit"
-    lane: Lane = "shared"
     primary_key: tuple[int, ...] = ()
     partition_by: tuple[PartitionField, ...] = ()
     partitions: int = 0

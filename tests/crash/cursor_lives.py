@@ -285,7 +285,6 @@ class EngineLives:
 
     def __init__(self, seed):
         self.random = Random(seed)
-        self.lane = "dedicated" if seed % 4 == 3 else "shared"
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.disk.make_directory(ROOT)
@@ -346,7 +345,7 @@ class EngineLives:
         self.recoveries += 1
         if "/default/t" not in self.engine.topics():
             require(not self.exists, "the topic is lost")
-            self.engine.create_topic("t", lane=self.lane)
+            self.engine.create_topic("t")
             self.engine.topic("t").append_many([b"first"] * 5)
         self.exists = True
         self.check()
@@ -402,8 +401,7 @@ class EngineLives:
             engine.upkeep.run_once()
             require(not engine.upkeep.errors, "upkeep failed", errors=engine.upkeep.errors)
         elif chosen < 0.36:
-            for lane in engine.lanes:
-                lane.journal.rotate()
+            engine.log.journal.rotate()
         elif chosen < 0.42:
             engine.close()
             self.open()

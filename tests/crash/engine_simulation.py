@@ -48,9 +48,8 @@ class TopicView:
 class EngineSimulation:
     """One seed: an engine works and crashes; its metadata comes back up to k transactions old."""
 
-    def __init__(self, seed, *, lanes=False):
-        self.random = Random(seed * 2 + lanes)
-        self.lanes = lanes
+    def __init__(self, seed):
+        self.random = Random(seed * 2)
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.disk.make_directory(ROOT)
@@ -201,9 +200,8 @@ class EngineSimulation:
         table = random.random() < 0.5
         sync = random.choice(("commit", "commit", "periodic", "none"))
         view = self.views[name] = TopicView(name, table=table, sync=sync)
-        lane = "dedicated" if self.lanes and random.random() < 0.5 else "shared"
         columns = {"value": "int64"} if table else None
-        self.engine.create_topic(name, columns, sync=sync, lane=lane)
+        self.engine.create_topic(name, columns, sync=sync)
         view.created = True
         self.append(view)
 

@@ -125,10 +125,9 @@ class TopicModel:
 class World:
     """The engine, its disk, its clock and the models; every verb works on both sides."""
 
-    def __init__(self, random, seed=0, *, lanes=False, settings=SETTINGS):
+    def __init__(self, random, seed=0, *, settings=SETTINGS):
         self.random = random
         self.settings = settings
-        self.lanes = lanes
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.models: dict[str, TopicModel] = {}
@@ -151,8 +150,8 @@ class World:
     def close(self):
         """Close cleanly: from then on everything must survive."""
         self.engine.close()
-        failed = [lane for lane in self.engine.lanes if lane.journal.failed is not None]
-        require(not failed, "a journal failed at its end", lanes=failed)
+        failed = self.engine.log.journal.failed
+        require(failed is None, "the journal failed at its end", failed=failed)
         self.keep_all()
 
     def keep_all(self):
@@ -179,7 +178,7 @@ class World:
 
     # -- topics ----------------------------------------------------------------------------------
 
-    def create(self, *, kind, sync="commit", lane="shared"):
+    def create(self, *, kind, sync="commit"):
         """Create a topic of either kind."""
         self.serial += 1
         name = f"/sim/t{self.serial}"
@@ -189,9 +188,9 @@ class World:
             model.columns = {"n": self._new_column(), "v": self._new_column()}
             model.wide = {model.columns["n"]}
             columns = {"n": "long", "v": "int"}
-        self._note(f"create {name} {kind} {sync} {lane}")
+        self._note(f"create {name} {kind} {sync}")
         self.born = model
-        self.engine.create_topic(name, columns, sync=sync, lane=lane)
+        self.engine.create_topic(name, columns, sync=sync)
         self.models[name] = model
         self.born = None
         return model
@@ -299,10 +298,9 @@ class World:
     def _listen(self):
         """Hear every answer at the moment it is given."""
         self.answers.clear()
-        for lane in self.engine.lanes:
-            journal = lane.journal
-            if "commit" not in vars(journal):
-                journal.commit = partial(self._commit, journal.commit)
+        journal = self.engine.log.journal
+        if "commit" not in vars(journal):
+            journal.commit = partial(self._commit, journal.commit)
 
     def _commit(self, commit, entries, deliver):
         def heard(waiters, results):
@@ -387,10 +385,9 @@ class World:
         model.kept_end = max(model.kept_end, topic.describe()["watermarks"]["durable"])
 
     def rotate(self):
-        """Start a new segment in a journal, as its size would."""
-        lane = self.random.choice(self.engine.lanes)
-        self._note(f"rotate {lane.name}")
-        lane.queue.call(lane.journal.rotate)
+        """Start a new segment, as its size would."""
+        self._note("rotate")
+        self.engine.log.queue.call(self.engine.log.journal.rotate)
 
     def seal(self):
         """Write the footers that wait."""
@@ -411,8 +408,7 @@ class World:
         """Let time pass: periodic syncs and markers become due."""
         self._note("tick")
         self.clock.advance(self.random.choice([0.03, 1.5]))
-        for lane in self.engine.lanes:
-            lane.journal.tick()
+        self.engine.log.journal.tick()
 
     # -- checks ----------------------------------------------------------------------------------
 
@@ -534,10 +530,9 @@ class World:
     def check_metadata(self):
         """The index says what the log says, and knows nothing that the log does not."""
         store = self.engine._indexer._store
-        for lane in self.engine.lanes:
-            applied = store.applied_lsn(lane.journal.journal_id.hex())
-            lsn = lane.journal.state.lsn
-            require(applied is None or applied <= lsn, "metadata is newer than the log", lane=lane)
+        journal = self.engine.log.journal
+        applied, lsn = store.applied_lsn(journal.journal_id.hex()), journal.state.lsn
+        require(applied is None or applied <= lsn, "metadata is newer than the log")
         topics, ends = known_topics(store)
         states = {runtime.state.id: runtime.state for runtime in self.engine.runtimes}
         require(set(topics) == set(states), "index has other topics", have=set(topics))

@@ -20,11 +20,11 @@ from frazil.config import Settings
 from frazil.config.sections import LogSettings
 
 TOPICS = {
-    "/kill/commit": ("message", "commit", "shared"),
-    "/kill/table": ("table", "commit", "shared"),
-    "/kill/periodic": ("message", "periodic", "shared"),
-    "/kill/lane": ("message", "commit", "dedicated"),
-    "/kill/idempotent": ("message", "commit", "shared"),
+    "/kill/commit": ("message", "commit"),
+    "/kill/table": ("table", "commit"),
+    "/kill/periodic": ("message", "periodic"),
+    "/kill/second": ("message", "commit"),
+    "/kill/idempotent": ("message", "commit"),
 }
 COLUMNS = {"who": "string", "number": "long"}
 TASKS = 6
@@ -47,9 +47,8 @@ def settings_for(directory):
 class Publisher:
     """One child's work: every value is unique, and every ack is written down."""
 
-    def __init__(self, directory, *, lanes):
+    def __init__(self, directory):
         self.directory = Path(directory)
-        self.lanes = lanes
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self.acks = os.open(self.directory / "acks", flags, 0o600)
         self.life = os.getpid()
@@ -57,13 +56,12 @@ class Publisher:
     def run(self):
         """Open, then publish until the end comes."""
         with frazil.open(settings_for(self.directory)) as engine:
-            for name, (kind, sync, lane) in TOPICS.items():
+            for name, (kind, sync) in TOPICS.items():
                 columns = COLUMNS if kind == "table" else None
-                own = "dedicated" if self.lanes else lane
-                engine.create_topic(name, columns, sync=sync, lane=own, exist_ok=True)
+                engine.create_topic(name, columns, sync=sync, exist_ok=True)
             works = [
                 (self.publish, "/kill/commit"),
-                (self.publish, "/kill/lane"),
+                (self.publish, "/kill/second"),
                 (self.publish, "/kill/table"),
                 (self.publish_once, "p1"),
                 (self.publish_once, "p2"),
@@ -128,24 +126,24 @@ def guarded(publisher, work, *arguments):
         os._exit(1)
 
 
-def child(directory, *, lanes):
+def child(directory):
     """Be one child; never returns."""
     with contextlib.suppress(BaseException):
-        publisher = Publisher(directory, lanes=lanes)
+        publisher = Publisher(directory)
         guarded(publisher, publisher.run)
     os._exit(2)
 
 
 def main():
     """Serve forks until stdin ends."""
-    directory, lanes = sys.argv[1], sys.argv[2] == "lanes"
+    directory = sys.argv[1]
     print("ready", flush=True)
     for line in sys.stdin:
         verb, *rest = line.split()
         if verb == "start":
             pid = os.fork()
             if pid == 0:
-                child(directory, lanes=lanes)
+                child(directory)
             print(pid, flush=True)
         elif verb == "reap":
             _pid, status = os.waitpid(int(rest[0]), 0)

@@ -20,8 +20,7 @@ from tests.support import (
     SimulatedFileSystem,
 )
 
-DIRECTORIES = ("/data/journal", "/data/lanes/100")
-LANE_ID = 100
+DIRECTORIES = ("/data/journal",)
 SETTINGS = tuple(
     LogSettings(
         segment_bytes_max=64 << 10,
@@ -40,7 +39,6 @@ class Profile:
     """What a simulation does besides working and crashing."""
 
     journal: type[Journal] = Journal
-    lanes: bool = False
     operations: tuple[int, int] = (3, 12)
     kill_share: float = 0.3
     sync_fault_share: float = 0.03
@@ -66,7 +64,7 @@ class Simulation:
     def __init__(self, seed, profile=None):
         self.seed = seed
         self.profile = profile or Profile()
-        self.random = Random(seed * 2 + self.profile.lanes)
+        self.random = Random(seed * 2)
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.disk.make_directory("/data")
@@ -74,8 +72,6 @@ class Simulation:
         self.file_system = self.disk
         self.settings = self.random.choice(SETTINGS)
         self.works = [Work(self.random, self.clock)]
-        if self.profile.lanes:
-            self.works.append(Work(self.random, self.clock, topics_max=1, first_id=LANE_ID))
         self.cache_lives = True
         """No power was lost since the last recovery: all that was written is still to be seen."""
         self.recoveries = 0
@@ -195,18 +191,17 @@ def run_seed(seed, *, profile=None):
     return simulation
 
 
-def run_seeds(seeds, *, lanes=False):
+def run_seeds(seeds):
     """Run many seeds; return (seed, what went wrong) of the first one that fails, or None."""
-    profile = Profile(lanes=lanes)
     for seed in seeds:
         try:
-            run_seed(seed, profile=profile)
+            run_seed(seed)
         except (AssertionError, FrazilError, OSError, SimulatedCrash) as error:
             return seed, f"{type(error).__name__}: {error}"
     return None
 
 
-def replay_command(seed, *, lanes=False, engine=False):
+def replay_command(seed, *, engine=False):
     """Return the command that repeats a seed with its traceback."""
-    flags = " --lanes" * lanes + " --engine" * engine
+    flags = " --engine" * engine
     return f"PYTHONPATH=src .venv/bin/python -m tests.crash.replay --seed {seed}{flags}"

@@ -143,15 +143,15 @@ def test_a_hold_that_runs_ahead_is_noticed(monkeypatch):
     """The suite finds holds that follow the highest ack instead of the contiguous one."""
     changed = Cursors._changed
 
-    def eager(self, lane):
+    def eager(self, log):
         below = {}
-        for topic in lane.journal.state.topics.values():
+        for topic in log.journal.state.topics.values():
             for name, cursor in topic.cursors.items():
                 below[topic.id, name] = cursor.acked_below
                 cursor.acked_below = cursor.end
-        found = changed(self, lane)
+        found = changed(self, log)
         for (topic_id, name), offset in below.items():
-            lane.journal.state.topics[topic_id].cursors[name].acked_below = offset
+            log.journal.state.topics[topic_id].cursors[name].acked_below = offset
         return found
 
     monkeypatch.setattr(Cursors, "_changed", eager)

@@ -1,4 +1,4 @@
-"""One flipped bit anywhere in a data directory: shared journal, dedicated lane, metadata."""
+"""One flipped bit anywhere in a data directory: journal and metadata."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_flipped_bit_is_told_or_harmless(shard):
         if "LOCK" not in path and "ballast" not in path
         for position in range(len(disk.read_bytes(path)) * 8)
     ]
-    assert any("/lanes/" in path for path, _ in spots)
+    assert any("/journal/" in path for path, _ in spots)
     assert any(path.endswith("meta.db") for path, _ in spots)
     chosen = spots if EXHAUSTIVE else Random(SEED).sample(spots, FLIPS)
     for path, position in chosen[shard::SHARDS]:

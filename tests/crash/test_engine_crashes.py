@@ -22,17 +22,16 @@ CHUNKS = 20
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_promise_is_broken_with_old_metadata(chunk):
     """No topic, schema, hold or fsynced record is lost, whatever the metadata forgot."""
-    lanes = chunk % 2 == 1
     first = BASE + SEEDS * chunk // CHUNKS
     end = BASE + SEEDS * (chunk + 1) // CHUNKS
-    print(f"seeds {first}..{end - 1} lanes={lanes}")
+    print(f"seeds {first}..{end - 1}")
     rewound = 0
     for seed in range(first, end):
-        simulation = EngineSimulation(seed, lanes=lanes)
+        simulation = EngineSimulation(seed)
         try:
             simulation.run()
         except (AssertionError, FrazilError, OSError, SimulatedCrash) as error:
-            command = replay_command(seed, lanes=lanes, engine=True)
+            command = replay_command(seed, engine=True)
             pytest.fail(f"{type(error).__name__}: {error}\nreplay: {command}", pytrace=False)
         rewound += simulation.rewound
     assert rewound > (end - first) // 2

@@ -1,7 +1,7 @@
 """The whole engine on a simulated disk, with metadata that is old, missing or damaged after crashes.
 
 `FRAZIL_CRASH_SEEDS` (of the log's own suite) divided by 20 is the number of seeds here, at least
-1,000. One seed again: `python -m tests.crash.test_engine_metadata --seed N [--lanes]`.
+1,000. One seed again: `python -m tests.crash.test_engine_metadata --seed N`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ PRODUCERS = ("p", "q")
 class MetadataLives:
     """One seed: lives of an engine; between them its metadata may be swapped, lost or damaged."""
 
-    def __init__(self, seed, *, lanes=False):
-        self.random = Random(seed * 2 + lanes)
-        self.world = World(self.random, seed, lanes=lanes)
-        self.lanes = lanes
+    def __init__(self, seed):
+        self.random = Random(seed * 2)
+        self.world = World(self.random, seed)
         self.copies: list[bytes] = []
         self.tampered = "nothing"
 
@@ -124,11 +123,9 @@ class MetadataLives:
         world, random = self.world, self.random
         models = list(world.models.values())
         if not models or (len(models) < 4 and random.random() < 0.2):
-            lane = "dedicated" if self.lanes and random.random() < 0.5 else "shared"
             world.create(
                 kind=random.choice(("message", "table")),
                 sync=random.choice(("commit", "commit", "periodic", "none")),
-                lane=lane,
             )
             return
         model = random.choice(models)
@@ -165,9 +162,9 @@ _VERBS = (
 )
 
 
-def run_seed(seed, *, lanes):
+def run_seed(seed):
     """Run one seed; return what went wrong, None if nothing did."""
-    lives = MetadataLives(seed, lanes=lanes)
+    lives = MetadataLives(seed)
     try:
         lives.run()
     except (Violation, FrazilError) as error:
@@ -178,14 +175,12 @@ def run_seed(seed, *, lanes):
 
 
 def run_seeds(seeds):
-    """Run many seeds, every second one with dedicated lanes; return the first failure."""
+    """Run many seeds; return the first failure."""
     with many_lives():
         for seed in seeds:
-            lanes = bool(seed % 2)
-            fault = run_seed(seed, lanes=lanes)
+            fault = run_seed(seed)
             if fault is not None:
-                flag = " --lanes" if lanes else ""
-                command = f"python -m tests.crash.test_engine_metadata --seed {seed}{flag}"
+                command = f"python -m tests.crash.test_engine_metadata --seed {seed}"
                 return f"seed {seed}: {fault}\nreplay: PYTHONPATH=src {command}"
     return None
 
@@ -260,7 +255,7 @@ def test_an_ack_before_its_sync_is_found(monkeypatch):
                 journal._sync()
 
     monkeypatch.setattr(sys.modules[__name__], "World", Lying)
-    assert run_seeds(range(200)) is not None
+    assert run_seeds(range(2000)) is not None
 
 
 def test_an_index_that_is_believed_over_the_log_is_found(monkeypatch):
@@ -273,9 +268,8 @@ def main():
     """Repeat one seed and show what happens."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--lanes", action="store_true")
     arguments = parser.parse_args()
-    lives = MetadataLives(arguments.seed, lanes=arguments.lanes)
+    lives = MetadataLives(arguments.seed)
     try:
         lives.run()
     finally:

@@ -20,7 +20,7 @@ from tests.support import (
     SimulatedFileSystem,
 )
 
-DIRECTORY = "/data/lanes/7"
+DIRECTORY = "/data/journal/7"
 SPEC = TopicSpec(id=1, name="/default/a", kind="message", created_us=1)
 
 
@@ -73,7 +73,7 @@ def crash_at(disk, event):
     disk.on_sync = on_sync
 
 
-@pytest.mark.parametrize("parent", ["/data", "/data/lanes"])
+@pytest.mark.parametrize("parent", ["/data", "/data/journal"])
 def test_names_of_a_killed_process_are_made_durable(parent):
     """Directories that a killed process made hold fsynced records that survive a power loss."""
     disk = new_disk()

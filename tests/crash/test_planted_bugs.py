@@ -24,7 +24,6 @@ from tests.support import SimulatedFileSystem
 
 SEEDS_MAX = 3000
 FAILING_SYNCS = Profile(sync_fault_share=1.0)
-FAILING_SYNCS_LANES = Profile(lanes=True, sync_fault_share=1.0)
 
 
 def hunt(kind, profile, *, count, found_as):
@@ -272,19 +271,13 @@ PLANTS = (
     (repeat_acked_without_its_sync, Simulation, Profile()),
     (start_of_before_the_freeing, Simulation, Profile()),
     (breaks_behind_the_cut, Simulation, Profile()),
-    (ack_before_fsync, Simulation, Profile(lanes=True)),
-    (wrong_file_after_rotation, Simulation, Profile(lanes=True)),
-    (no_directory_sync, Simulation, Profile(lanes=True)),
-    (retry_after_failed_fsync, Simulation, FAILING_SYNCS_LANES),
-    (predecessors_cut_ignored, Simulation, Profile(lanes=True)),
-    (reservation_ignored, Simulation, Profile(lanes=True)),
 )
 
 
 @pytest.mark.parametrize(
     ("plant", "kind", "profile"),
     PLANTS,
-    ids=[plant.__name__ + "-lanes" * profile.lanes for plant, _, profile in PLANTS],
+    ids=[plant.__name__ for plant, _, _ in PLANTS],
 )
 def test_a_planted_bug_is_found(plant, kind, profile, monkeypatch):
     """With the bug some seed breaks a promise; without it none of the same seeds does."""

@@ -7,29 +7,25 @@ import os
 import pytest
 
 from tests.crash.damage import DamagedSimulation, RewoundSimulation
-from tests.crash.simulation import Profile, replay_command, run_seed, run_seeds
+from tests.crash.simulation import replay_command, run_seed, run_seeds
 
 SEEDS = int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000"))
 BASE = int(os.environ.get("FRAZIL_CRASH_BASE", "1000000"))
 """The first seed; fixed, so that a run can be compared with the one before."""
 CHUNKS = 40
-LANE_SHARE = 4
 DAMAGE_SEEDS = max(SEEDS // 20, 100)
 
 FOUND = (
-    ("offsets were acked before their reservation was synced", 75, False),
-    ("a frame used offsets that its own group reserved", 5497, False),
-    ("the same, in a lane", 8305, True),
-    ("an entry was answered again when the sync behind its ack failed", 477, False),
-    ("a repeat in the group of its first try was acked without its sync", 549, False),
-    ("a successor's checkpoint had the start from before the freeing", 98, False),
-    ("the directory was lost that a killed process had made", 184, False),
-    ("a cut took unsynced markers along", 861, False),
-    ("a torn tail passed for lost records", 1680, False),
-    ("the same, in a lane", 3538, True),
-    ("a freed segment that was gone raised an alarm", 10439, False),
-    ("a marker from a failed sync left a hole", 14525, False),
-    ("a successor's name outlived its predecessor's", 1597, True),
+    ("offsets were acked before their reservation was synced", 75),
+    ("a frame used offsets that its own group reserved", 5497),
+    ("an entry was answered again when the sync behind its ack failed", 477),
+    ("a repeat in the group of its first try was acked without its sync", 549),
+    ("a successor's checkpoint had the start from before the freeing", 98),
+    ("the directory was lost that a killed process had made", 184),
+    ("a cut took unsynced markers along", 861),
+    ("a torn tail passed for lost records", 1680),
+    ("a freed segment that was gone raised an alarm", 10439),
+    ("a marker from a failed sync left a hole", 14525),
 )
 """What was found once, with its seed: see TRACK_RECORD.md."""
 
@@ -37,22 +33,19 @@ FOUND = (
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_promise_is_broken(chunk):
     """No fsynced record is lost, no offset used twice, nothing invented, doubled or reordered."""
-    lanes = chunk % LANE_SHARE == LANE_SHARE - 1
     first = BASE + SEEDS * chunk // CHUNKS
     end = BASE + SEEDS * (chunk + 1) // CHUNKS
-    print(f"seeds {first}..{end - 1} lanes={lanes}")
-    failure = run_seeds(range(first, end), lanes=lanes)
+    print(f"seeds {first}..{end - 1}")
+    failure = run_seeds(range(first, end))
     if failure is not None:
         seed, problem = failure
-        pytest.fail(f"{problem}\nreplay: {replay_command(seed, lanes=lanes)}", pytrace=False)
+        pytest.fail(f"{problem}\nreplay: {replay_command(seed)}", pytrace=False)
 
 
-@pytest.mark.parametrize(
-    ("seed", "lanes"), [(seed, lanes) for _, seed, lanes in FOUND], ids=[bug for bug, _, _ in FOUND]
-)
-def test_what_was_found_stays_closed(seed, lanes):
+@pytest.mark.parametrize("seed", [seed for _, seed in FOUND], ids=[bug for bug, _ in FOUND])
+def test_what_was_found_stays_closed(seed):
     """A seed that once broke a promise keeps it."""
-    simulation = run_seed(seed, profile=Profile(lanes=lanes))
+    simulation = run_seed(seed)
     assert simulation.recoveries >= 2
     assert simulation.crashes >= 1
 

@@ -91,8 +91,7 @@ class Scene(TierWorld):
 
     def free(self):
         """Let the log go of what is in files."""
-        for lane in self.engine.lanes:
-            lane.queue.call(lane.journal.rotate)
+        self.engine.log.queue.call(self.engine.log.journal.rotate)
         self.clock.advance(70)
         self.engine.tiers.run_once()
         self.engine.upkeep.run_once()

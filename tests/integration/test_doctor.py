@@ -24,16 +24,16 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """A closed directory with sealed segments, a table topic and a lane of its own."""
+    """A closed directory with sealed segments, a table topic and a small one."""
     path = tmp_path_factory.mktemp("reference") / "data"
     with frazil.open(path, **SMALL) as engine:
         big = engine.create_topic("big")
         rows = engine.create_topic("rows", {"id": "long"})
-        lane = engine.create_topic("lane", lane="dedicated")
+        own = engine.create_topic("own")
         for number in range(RECORDS):
             big.append_many([b"%05d" % number * 10_000, b"second"])
             rows.append(id=number)
-            lane.append(b"own %d" % number)
+            own.append(b"own %d" % number)
         engine.upkeep.seal()
     return path
 
@@ -79,7 +79,7 @@ def test_a_whole_directory_is_healthy_and_untouched(data):
     assert found["health"] in ("ok", "warnings")
     assert (found["lost"], found["quarantined"]) == ([], [])
     assert found["metadata"]["state"] == "current"
-    assert [each["name"] for each in found["journals"]] == ["journal", "lane-3"]
+    assert [each["name"] for each in found["journals"]] == ["journal"]
     assert tree(data) == before
 
 
@@ -103,6 +103,12 @@ def directory_instead(path):
     path.mkdir()
 
 
+def foreign_segment(data):
+    other = data.with_name("other")
+    frazil.open(other, **SMALL).close()
+    shutil.copy(segments(other)[0], data / "journal" / f"{99:016x}.seg")
+
+
 DAMAGE = {
     "middle segment removed": lambda data: segments(data)[1].unlink(),
     "first segment removed": lambda data: segments(data)[0].unlink(),
@@ -115,8 +121,6 @@ DAMAGE = {
     "header of a segment damaged": lambda data: flip(segments(data)[1], 20 / 1_200_000),
     "all segments random": lambda data: [junk(each) for each in segments(data)],
     "segment is a directory": lambda data: directory_instead(segments(data)[1]),
-    "lane removed": lambda data: shutil.rmtree(data / "lanes"),
-    "lane's segment random": lambda data: junk(next((data / "lanes").rglob("*.seg"))),
     "metadata's lock is a directory": lambda data: directory_instead(data / "meta.db-lock"),
     "metadata is a link": lambda data: (
         (data / "meta.db").unlink(),
@@ -127,9 +131,7 @@ DAMAGE = {
         shutil.rmtree(data / "journal"),
         (data / "journal").write_bytes(b"x"),
     ),
-    "foreign journal mixed in": lambda data: shutil.copy(
-        next((data / "lanes").rglob("*.seg")), data / "journal" / f"{99:016x}.seg"
-    ),
+    "foreign journal mixed in": foreign_segment,
 }
 
 
@@ -196,17 +198,6 @@ def test_the_first_and_the_last_frame_of_a_topic_are_missed_too(data):
     ]
 
 
-def test_a_missing_lane_is_told_with_its_records(data):
-    """A dedicated journal that is gone is told by its topic and offsets, from the metadata."""
-    shutil.rmtree(data / "lanes")
-    found = examine(data, code=8)
-    assert [(e["topic"], e["first"], e["end"]) for e in found["lost"]] == [
-        ("/default/lane", 0, RECORDS)
-    ]
-    (data / "meta.db").unlink()
-    assert "the journal of /default/lane has no segments" in texts(examine(data, code=8), "damage")
-
-
 def test_an_old_copy_of_the_log_is_told(data, reference, tmp_path):
     """Metadata that knows more than the log means that the log lost its end."""
     with frazil.open(data, **SMALL) as engine:
@@ -239,7 +230,7 @@ def test_the_metadata_is_judged_and_made_again_by_opening(data, kind):
     if kind == "a directory":
         (data / "meta.db").rmdir()
     with frazil.open(data) as engine:
-        assert engine.topics() == ["/default/big", "/default/lane", "/default/rows"]
+        assert engine.topics() == ["/default/big", "/default/own", "/default/rows"]
         assert engine.topic_stats("rows")["message_count"] == RECORDS
     assert examine(data)["metadata"]["state"] == "current"
 

@@ -254,9 +254,9 @@ class World:
             id=1, visible=self.tiers.end, followers=(), holds=self.holds(), spec=spec
         )
         journal = SimpleNamespace(closed=False, failed=None)
-        lane = SimpleNamespace(journal=journal, source=self.tiers)
+        log = SimpleNamespace(journal=journal, source=self.tiers)
         runtime = SimpleNamespace(
-            state=self.state, lane=lane, history=self.tiers, is_message=True, name="/default/t"
+            state=self.state, log=log, history=self.tiers, is_message=True, name="/default/t"
         )
         cache = FeedCache(self.cache_bytes)
         self.feed = TopicFeed(runtime, cache, loop=self.loop, executor=None)

@@ -219,8 +219,7 @@ class World:
             engine.tiers.flush()
             engine.tiers.evict()
         if self.chance.random() < 0.5:
-            for lane in engine.lanes:
-                lane.queue.call(lane.journal.rotate)
+            engine.log.queue.call(engine.log.journal.rotate)
         self.clock.advance(self.chance.choice((0.5, 10.0, 2_000.0)))
         engine.objects.move_holds()
         if engine.has_tiers:

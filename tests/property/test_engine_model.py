@@ -42,10 +42,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         kind=st.sampled_from(["message", "table"]),
         sync=st.sampled_from(["commit", "periodic", "none"]),
-        lane=st.sampled_from(["shared", "shared", "dedicated"]),
     )
-    def create(self, kind, sync, lane):
-        self.world.create(kind=kind, sync=sync, lane=lane)
+    def create(self, kind, sync):
+        self.world.create(kind=kind, sync=sync)
 
     @precondition(lambda self: len(self.world.models) > 3)
     @rule()

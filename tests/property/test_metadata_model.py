@@ -30,7 +30,7 @@ from frazil.metadata import (
 
 KEYS = ["/", "/a", "/a/", "/a/b", "/a/é", "/a\U0010ffff", "/b", "/b/\ud7ff"]
 PREFIXES = ["/", "/a", "/a/", "/a\U0010ffff", "/b/\ud7ff", "/c"]
-JOURNALS = ["main", "lane"]
+JOURNALS = ["main", "other"]
 LEASES = ["lake", "topic"]
 HOLDERS = ["one", "two"]
 

@@ -179,7 +179,7 @@ class Life:
                 sync=random.choice(SYNCS),
             )
             by = [] if random.random() < 0.5 else [f"bucket[3]({key[-1].name})"]
-            world.create(model, partition_by=by, lane=random.choice(("shared", "dedicated")))
+            world.create(model, partition_by=by)
         columns = [self._new_column("n", "long"), self._new_column("v", "string")]
         expires, sync = random.random() < 0.3, random.choice(SYNCS)
         # What metadata forgot of an expiry cannot be told from a loss.
@@ -244,12 +244,10 @@ class Life:
             engine.upkeep.run_once()
         elif verb == "tick":
             world.clock.advance(random.choice((0.03, 1.5)))
-            for lane in engine.lanes:
-                lane.journal.tick()
+            engine.log.journal.tick()
         else:
             if verb == "free":
-                for lane in engine.lanes:
-                    lane.queue.call(lane.journal.rotate)
+                engine.log.queue.call(engine.log.journal.rotate)
             if verb != "round":
                 world.clock.advance(random.choice((0.5, 70.0, 70.0, 1000.0)))
             engine.tiers.run_once()

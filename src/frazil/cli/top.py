@@ -194,13 +194,13 @@ def rates_of(sample: Sample, before: Sample) -> dict[str, Any]:
     totals = [
         {
             "records": sum(each["head"] for each in topics.values()),
-            "log_bytes": sum(each["bytes_written"] for each in journals),
-            "syncs": sum(each["syncs"] for each in journals),
+            "log_bytes": journal.get("bytes_written", 0),
+            "syncs": journal.get("syncs", 0),
             "flushed_bytes": sum(_tiers(each).get("flushed_bytes", 0) for each in topics.values()),
         }
-        for topics, journals in (
-            (now, sample.stats.get("journals") or ()),
-            (past, before.stats.get("journals") or ()),
+        for topics, journal in (
+            (now, sample.stats.get("journal") or {}),
+            (past, before.stats.get("journal") or {}),
         )
     ]
     topics = {

@@ -11,7 +11,7 @@ from frazil.cli.output import print_json, print_table, size_text
 from frazil.cli.session import session_of
 from frazil.engine import Topic
 from frazil.errors import InvalidRequest
-from frazil.model import Lane, OnFull, SyncMode, UnknownKey
+from frazil.model import OnFull, SyncMode, UnknownKey
 from frazil.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ def create(
     ] = None,
     partitions: Annotated[int, typer.Option("--partitions", help="Split it into N parts.")] = 0,
     sync: Sync = None,
-    lane: Annotated[Lane | None, typer.Option("--lane", help="A journal of its own?")] = None,
     retention_age: Age = None,
     retention_bytes: Size = None,
     on_full: Full = None,
@@ -114,7 +113,6 @@ def create(
             partitions=partitions,
             exist_ok=exist_ok,
             sync=sync,
-            lane=lane,
             retention_age=retention_age,
             retention_bytes=retention_bytes,
             on_full=on_full,

@@ -13,11 +13,9 @@ from typing import Final
 from pydantic import ValidationInfo, field_validator
 
 from frazil.config.values import (
-    DAY,
     HOUR,
     KIB,
     MIB,
-    MINUTE,
     Bytes,
     Count,
     Seconds,
@@ -34,8 +32,6 @@ LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65_535
 NAMESPACES_AT_BOOT: Final = ("default", "system")
 NAMESPACES_LISTED_MAX: Final = 1_000
-SKEW_S_MAX: Final = 60.0
-"""No token outlives its end by more, whatever the clocks say."""
 
 _URL: Final = re.compile(
     r"https?://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::(?P<port>[0-9]{1,5}))?\Z"
@@ -97,9 +93,6 @@ class ServeSettings(Section):
     request_bytes_max: Bytes = setting(
         4 * MIB, "A request has at most this many bytes.", low=KIB, high=64 * MIB
     )
-    header_bytes_max: Bytes = setting(
-        8 * KIB, "The headers of a request have at most this many bytes.", low=KIB, high=MIB
-    )
     connections_max: Count = setting(
         1_000, "So many connections are open at once, in all.", low=1, high=1_000_000
     )
@@ -108,9 +101,6 @@ class ServeSettings(Section):
     )
     bootstrap_namespaces: str = setting(
         "", "These namespaces are always there, besides default and system; commas between them."
-    )
-    streams_max: Count = setting(
-        12_000, "One connection has at most so many calls under way.", low=1, high=1_000_000
     )
     producers_max: Count = setting(
         1_000, "A topic has at most so many producers.", low=1, high=1_000_000
@@ -124,30 +114,8 @@ class ServeSettings(Section):
     requests_s_max: Count = setting(
         200_000, "One client makes at most so many requests a second.", low=1, high=1_000_000_000
     )
-    clients_max: Count = setting(
-        10_000, "Requests are counted for so many clients at once.", low=1, high=1_000_000
-    )
-    handshake_s: Seconds = setting(
-        5.0, "A connection that is not set up after this time is closed.", low=0.01, high=MINUTE
-    )
-    keepalive_s: Seconds = setting(
-        MINUTE, "A silent connection is asked for a sign of life so often.", low=0.1, high=DAY
-    )
-    poll_s: Seconds = setting(
-        100e-6,
-        "Before it sleeps the broker looks so long for a client's next call, where that pays; 0 is "
-        "not at all.",
-        low=0.0,
-        high=0.01,
-    )
     drain_s: Seconds = setting(
         10.0, "When the broker stops, calls under way get so long.", low=0, high=HOUR
-    )
-    close_s: Seconds = setting(
-        MINUTE,
-        "After that, syncing and closing get so long; then the process ends without.",
-        low=0.1,
-        high=HOUR,
     )
 
     @field_validator("advertised_url")
@@ -226,6 +194,3 @@ class AuthSettings(Section):
     )
     jwt_issuer: str = setting("", "Tokens must be of this issuer.")
     jwt_audience: str = setting("", "Tokens must be for this audience; empty does not look at it.")
-    jwt_skew_s: Seconds = setting(
-        30.0, "The clocks of broker and issuer may differ so much.", low=0, high=SKEW_S_MAX
-    )

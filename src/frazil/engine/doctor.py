@@ -121,7 +121,6 @@ def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = Tru
         if not access.writer:
             _check_files(report, file_system, paths, read_all=read_all)
             _check_metadata(report, paths)
-            _check_lanes(report, paths)
     if access.writer:
         _soften(report)
     for lost in report.lost:
@@ -244,19 +243,6 @@ def _verify(report: Report, facts: JournalFacts) -> None:
             what = f"segment {each.segment.id}: {problem}"
             report.add("damage", facts.name, what, "restore the file from a copy")
         report.lost += [each_lost for each_lost in lost if each_lost not in report.lost]
-
-
-def _check_lanes(report: Report, paths: DataDirectory) -> None:
-    """Find topics with a journal of their own whose journal is gone; metadata may know its end."""
-    there = {facts.directory for facts in report.journals if facts.segments}
-    for facts in report.journals[:1]:
-        for topic_id, topic in facts.topics.items():
-            if topic["lane"] != "dedicated" or topic["partitions"] or topic["deleted"]:
-                continue
-            directory = paths.lane(topic_id)
-            if directory not in there:
-                what = f"the journal of {topic['name']} has no segments: {directory}"
-                report.add("damage", "lanes", what, RESTORE)
 
 
 # -- quarantine ----------------------------------------------------------------------------------

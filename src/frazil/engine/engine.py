@@ -1,4 +1,4 @@
-"""The engine: opens journals, lanes and metadata, and keeps the topics by name."""
+"""The engine: opens the journal and the metadata, and keeps the topics by name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from frazil.log import HistorySource, TopicState
+    from frazil.log import HistorySource
     from frazil.model import PartitionField
     from frazil.query import QueryEngine, Result
     from frazil.schema import Change
@@ -112,7 +112,7 @@ class Engine(Registry):
         """Create a topic; durable on return.
 
         Without `columns` it is a message topic, with them a table topic. Options are `sync`,
-        `lane`, `retention_age`, `retention_bytes`, `on_full`, `unknown_key`, `signals`, `lake`
+        `retention_age`, `retention_bytes`, `on_full`, `unknown_key`, `signals`, `lake`
         (True: an Iceberg table as well, sorted by `sort_by`), `objects` (True: uploaded to the
         store), `objects_retention_age` and `objects_retention_bytes`; else the settings count. A
         `loose_part` is a topic of its own that is named like a part, `…-part-0`: clients of the
@@ -148,7 +148,7 @@ class Engine(Registry):
             check_objects_option(request.name, request.options, self.settings)
             request = self._with_lake(request)
             self._finish_deleting()
-            state = self.main.journal.state
+            state = self.log.journal.state
             specs = specs_of(
                 request,
                 topic_id=self._next_id(request),
@@ -161,7 +161,7 @@ class Engine(Registry):
                 self._check_usable(request.name, {1: schema}, request.primary_key)
             self._create_all(specs, schema)
             states = [state.topics[spec.id] for spec in specs]
-            self._indexer.topic_changed(self.main.journal, states)
+            self._indexer.topic_changed(self.log.journal, states)
             self.objects.changed(self._runtimes(request.name))
             event("topic_created", topic=request.name, kind=request.kind)
             self._note_lake(request.name)
@@ -220,12 +220,9 @@ class Engine(Registry):
 
         Ids are given once, but the journal that counts them may have been lost.
         """
-        first = self.main.journal.state.topic_id_last + 1
-        dedicated = request.options.get("lane") == "dedicated"
+        first = self.log.journal.state.topic_id_last + 1
         while any(
-            first + number in self.objects.catalog
-            or (dedicated and self._has_files(first + number))
-            for number in range(request.partitions + 1)
+            first + number in self.objects.catalog for number in range(request.partitions + 1)
         ):
             first += 1
         return first
@@ -250,15 +247,10 @@ class Engine(Registry):
         """Take back what was made of topics whose creation failed."""
         for spec in specs:
             self._unbind(spec)
-            if spec.id in self.main.journal.state.topics:
+            if spec.id in self.log.journal.state.topics:
                 self._deleting[spec.id] = spec
         with contextlib.suppress(FrazilError):
             self._finish_deleting()
-        for spec in specs:
-            # What cannot be removed now goes with the grace of deleted topics.
-            with contextlib.suppress(FrazilError, OSError):
-                self.drop_lane(spec.id)
-                self._remove_files(spec.id)
 
     def _unbind(self, spec: TopicSpec) -> None:
         self._parents.pop(spec.name, None)
@@ -269,14 +261,6 @@ class Engine(Registry):
             self.objects.unbind(gone.state.id)
             if self.has_tiers:
                 self.tiers.unbind(gone.state.id)
-
-    def _remove_files(self, topic_id: int) -> None:
-        """Remove what a lane left that never came to work."""
-        if self._has_files(topic_id):
-            directory = self.paths.lane(topic_id)
-            for name in self.file_system.list_directory(directory):
-                self.file_system.unlink(f"{directory}/{name}")
-            self.file_system.sync_directory(directory)
 
     def _check_same(self, request: TopicRequest) -> None:
         """Refuse to pass a topic of another kind off as the one that was asked for."""
@@ -294,20 +278,9 @@ class Engine(Registry):
 
     def _create_one(self, spec: TopicSpec, schema: bytes) -> None:
         # A crash between these steps leaves a half-made topic, which the next opening removes.
-        self.main.control(topic_control(spec))
-        schemas: dict[int, bytes] = {}
+        self.log.control(topic_control(spec))
         if schema and not spec.partitions:
-            self.main.control(schema_control(spec.id, 1, schema))
-            schemas[1] = schema
-        if spec.lane == "dedicated" and not spec.partitions:
-            lane = self._open_topic_lane(spec, schemas, {}, {})
-            try:
-                self._start_lane(lane)
-            except RuntimeError:
-                lane.stop()
-                raise
-            # Not before it works: who finds it here waits for its answers.
-            self._lanes[spec.id] = lane
+            self.log.control(schema_control(spec.id, 1, schema))
         self._bind(spec)
         if spec.name in self._topics:
             self.upkeep.new_topic(self._topics[spec.name])
@@ -360,8 +333,6 @@ class Engine(Registry):
             InvalidRequest: with the reason, if a change is not allowed; nothing is changed then.
         """
         clean = check_options(options, self.settings)
-        if "lane" in clean:
-            raise InvalidRequest("the lane of a topic cannot be changed", topic=name)
         changes = column_changes(add=add, drop=drop, rename=rename, widen=widen)
         if clean.get("lake") is False:
             self._check_open()
@@ -393,8 +364,8 @@ class Engine(Registry):
             if clean and parent is not None:
                 # The parent first: an opening after a crash brings the parts in line with it.
                 parent = self._redefine(parent, clean)
-                state = self.main.journal.state.topics[parent.id]
-                self._indexer.topic_changed(self.main.journal, [state])
+                state = self.log.journal.state.topics[parent.id]
+                self._indexer.topic_changed(self.log.journal, [state])
                 # All of the parent's options: a part may lack those of an `alter` that failed.
                 clean = parts_options(parent)
             for runtime in runtimes:
@@ -402,7 +373,7 @@ class Engine(Registry):
                     self._give_schemas(runtime, fresh)
                 if clean:
                     self._redefine(runtime.state.spec, clean)
-                self._indexer.topic_changed(runtime.lane.journal, [runtime.state])
+                self._indexer.topic_changed(self.log.journal, [runtime.state])
             self.objects.changed(runtimes)
             return self.topic(name)
 
@@ -417,7 +388,7 @@ class Engine(Registry):
         spec = runtimes[0].state.spec
         if spec.kind == "message":
             raise InvalidRequest("a message topic has fixed columns", topic=spec.name)
-        copies = [state.schemas for runtime in runtimes for state in self._states(runtime)]
+        copies = [runtime.state.schemas for runtime in runtimes]
         schemas = shared_schemas(copies)
         version = max(schemas)
         partition_ids = [field.column_id for field in spec.partition_by]
@@ -445,35 +416,24 @@ class Engine(Registry):
             return False
         return bool(wanted.equals(pa.ipc.read_schema(pa.py_buffer(after)), check_metadata=True))
 
-    def _states(self, runtime: TopicRuntime) -> list[TopicState]:
-        """Return what the main journal knows of a topic, then what its lane knows."""
-        known = self.main.journal.state.topics[runtime.state.id]
-        return [known] if runtime.lane is self.main else [known, runtime.state]
-
     def _give_schemas(self, runtime: TopicRuntime, schemas: Mapping[int, bytes]) -> None:
-        # The main journal first: a lane may lack what main has, and is completed at the next open.
-        lanes = [self.main] if runtime.lane is self.main else [self.main, runtime.lane]
+        state = runtime.state
         try:
-            for lane, state in zip(lanes, self._states(runtime), strict=True):
-                for control in missing_schemas(state.id, state.schemas, schemas):
-                    lane.control(control)
+            for control in missing_schemas(state.id, state.schemas, schemas):
+                self.log.control(control)
         finally:
             runtime.codec.use(runtime.state.schemas)
             self._topics_version += 1
 
     def _redefine(self, spec: TopicSpec, changes: Mapping[str, Any]) -> TopicSpec:
-        # A lane may lack the last change of a call that failed; the main journal has all of them.
-        known = self.main.journal.state.topics[spec.id].spec
+        known = self.log.journal.state.topics[spec.id].spec
         fresh = msgspec.structs.replace(known, version=known.version + 1, **changes)
-        parent = self.main.journal.state.topics.get(known.part_of)
+        parent = self.log.journal.state.topics.get(known.part_of)
         if parent is not None and parent.spec.version > fresh.version:
             fresh = msgspec.structs.replace(fresh, version=parent.spec.version)
-        self.main.control(topic_control(fresh))
+        self.log.control(topic_control(fresh))
         if fresh.partitions:
             self._parents[fresh.name] = fresh
-        lane = self._lanes.get(spec.id)
-        if lane is not None:
-            lane.control(topic_control(fresh))
         return fresh
 
     def delete_topic(self, name: str, *, drop_table: bool = False) -> None:
@@ -495,7 +455,7 @@ class Engine(Registry):
             if full in self._parents:
                 specs.insert(0, self._parents[full])
             # Taken before: without a grace a deleted topic may be forgotten at any rotation.
-            known = self.main.journal.state.topics
+            known = self.log.journal.state.topics
             states = [known[spec.id] for spec in specs]
             self._finish_deleting()
             # The first frame decides, an opening completes the rest. If it fails nothing changes.
@@ -505,7 +465,7 @@ class Engine(Registry):
             self._deleting.update({spec.id: spec for spec in specs[1:]})
             with contextlib.suppress(FrazilError):
                 self._finish_deleting()
-            self._indexer.topic_changed(self.main.journal, states)
+            self._indexer.topic_changed(self.log.journal, states)
             event("topic_deleted", topic=full)
         self.lake.deleted(specs[0], drop_table=drop_table)
         names = [runtime.name for runtime in runtimes]
@@ -679,7 +639,7 @@ class Engine(Registry):
 
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes and watermarks of the whole engine."""
-        return facts.engine_stats(self, self._all_lanes(), list(self._topics.values()))
+        return facts.engine_stats(self, list(self._topics.values()))
 
     def close(self) -> None:
         """Commit queued records, sync, close everything; closing twice is fine."""

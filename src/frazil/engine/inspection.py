@@ -77,7 +77,7 @@ class SegmentFacts:
 
 @attrs.define
 class JournalFacts:
-    """One journal: the shared one, or that of a dedicated lane."""
+    """The journal of a data directory, as found."""
 
     name: str
     directory: str
@@ -136,17 +136,7 @@ def journal_directories(file_system: FileSystem, paths: DataDirectory) -> list[t
     found = []
     if file_system.stat(paths.journal) is not None:
         found.append(("journal", paths.journal))
-    if file_system.stat(paths.lanes) is not None:
-        names = file_system.list_directory(paths.lanes)
-        found += [(f"lane-{_lane_id(name)}", f"{paths.lanes}/{name}") for name in names]
     return found
-
-
-def _lane_id(name: str) -> str:
-    try:
-        return str(int(name, 16))
-    except ValueError:
-        return name
 
 
 def inspect_journal(file_system: FileSystem, directory: str, *, name: str) -> JournalFacts:
@@ -174,7 +164,6 @@ def inspect_journal(file_system: FileSystem, directory: str, *, name: str) -> Jo
     for topic in state.topics.values():
         facts.topics[topic.id] = {
             "name": topic.spec.name,
-            "lane": topic.spec.lane,
             "partitions": topic.spec.partitions,
             "deleted": bool(topic.spec.deleted_us),
             "start": topic.start,

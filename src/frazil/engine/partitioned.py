@@ -183,7 +183,6 @@ class PartitionedTopic(TopicHandle):
             try:
                 queue.submit_waiting(*some)
             except FrazilError as error:
-                # Parts with lanes of their own have several queues; the others may have taken it.
                 for entry in some:
                     entry[5].settle(error)
         answers = [[answer(each) for each in pendings] for pendings in waiting]

@@ -1,4 +1,4 @@
-"""Journals, lanes and topics at work: how an engine is opened, kept together and closed."""
+"""The journal and the topics: how an engine is opened, kept together and closed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from frazil.engine.stats import remove_stats_file, write_stats_file
 from frazil.engine.upkeep import Upkeep
 from frazil.errors import (
     Closed,
-    CorruptionError,
     FrazilError,
     InvalidRequest,
     Overloaded,
@@ -27,6 +26,7 @@ from frazil.log import (
     ChainedHistory,
     Control,
     Journal,
+    Log,
     SpaceGuard,
     prepare,
     take_lock,
@@ -41,7 +41,6 @@ from frazil.tiers import Tiers
 from frazil.topic import (
     Indexer,
     Instance,
-    LaneRuntime,
     Sequencer,
     States,
     StateTag,
@@ -49,9 +48,7 @@ from frazil.topic import (
     TopicRuntime,
     known_cursors,
     known_topics,
-    missing_schemas,
     open_stores,
-    shared_schemas,
     topic_control,
     unfinished,
 )
@@ -67,7 +64,7 @@ if TYPE_CHECKING:
 
 
 class Registry(Instance):
-    """An open data directory: its lock, its journals, its metadata, and the topics by name."""
+    """An open data directory: its lock, its journal, its metadata, and the topics by name."""
 
     cursors: Cursors
     subscribing: Subscribing
@@ -163,33 +160,16 @@ class Registry(Instance):
             self.objects = Objects(self)
             for topic_id, picture in self.objects.catalog.topics().items():
                 ends[topic_id] = max(picture.uploaded, ends.get(topic_id, 0))
-            # All definitions are in the main journal, but only the records of the shared topics.
-            shared = {
-                topic_id: end
-                for topic_id, end in ends.items()
-                if (
-                    known[topic_id][0].lane == "shared"
-                    if topic_id in known
-                    else not self._has_files(topic_id)
-                )
-            }
-            self.main = self._open_lane(self.paths.journal, "journal", known, shared)
+            self.log = self._open_log(known, ends)
             self._take_lease()
             if self.ownership.expires:
                 self._on_owned()
-            # Before the lanes are opened: they take over what their topics' definitions say.
             self._complete()
-            for topic in list(self.main.journal.state.topics.values()):
-                if self._needs_lane(topic.spec):
-                    lane = self._open_topic_lane(topic.spec, topic.schemas, known, ends)
-                    self._lanes[topic.id] = lane
-            for lane in self._all_lanes():
-                self.warnings += lane.journal.report.warnings
+            self.warnings += self.log.journal.report.warnings
             self.upkeep = Upkeep(self, threads=self._threads)
             self._bind_all()
             self._settle_holds()
-            for lane, controls in self.objects.load().items():
-                self._commit_inline(lane, controls)
+            self._commit_inline(self.objects.load())
             self._known_cursors = {}
             self.states = States(self)
             self.lake = Lake(self, stores.local, self._tiers)
@@ -199,8 +179,7 @@ class Registry(Instance):
             self.ownership.stop()
             stores.close()
             raise
-        for lane in self._all_lanes():
-            self._start_lane(lane)
+        self._start_log()
         self.upkeep.start()
         if self.has_tiers:
             self.warnings += self.tiers.disk.warnings
@@ -230,7 +209,7 @@ class Registry(Instance):
         """Become the owner, where others could be: with a shared store or objects to name."""
         if not self.ownership.expires and self.settings.objects.store == "none":
             return
-        known = self.main.journal.state.values.get((StateTag.EPOCH, LEASE), b"0")
+        known = self.log.journal.state.values.get((StateTag.EPOCH, LEASE), b"0")
         self.ownership.on_epoch = lambda epoch: self.states.put(
             StateTag.EPOCH, LEASE, b"%d" % epoch
         )
@@ -238,21 +217,18 @@ class Registry(Instance):
         above = max(int(known), self.objects.catalog.epoch_last)
         epoch = self.ownership.take(epoch_above=above)
         payload = msgspec.msgpack.encode((int(StateTag.EPOCH), LEASE, b"%d" % epoch))
-        self._commit_inline(self.main, [Control(fmt.KIND_STATE, 0, payload)])
+        self._commit_inline([Control(fmt.KIND_STATE, 0, payload)])
 
     def _fenced(self, error: Closed) -> None:
         """Write nothing any more: another owns the data (F19)."""
-        for lane in self._all_lanes():
-            lane.journal.fail(error)
+        self.log.journal.fail(error)
         if self.on_fenced is not None:
             self.on_fenced(error)
 
-    def _open_lane(
-        self, directory: str, name: str, known: Mapping[int, Any], ends: Mapping[int, int]
-    ) -> LaneRuntime:
+    def _open_log(self, known: Mapping[int, Any], ends: Mapping[int, int]) -> Log:
         journal = Journal.open(
             self.file_system,
-            directory,
+            self.paths.journal,
             clock=self.clock,
             settings=self.settings.log,
             producers=self.settings.producers,
@@ -261,65 +237,20 @@ class Registry(Instance):
             known_cursors={t: c for t, c in self._known_cursors.items() if t in ends},
         )
         journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
-        lane = LaneRuntime(journal, self.settings.log, name=name, threads=self._threads)
-        lane.respect_pins = not self.has_tiers
+        log = Log(journal, self.settings.log, threads=self._threads)
+        log.respect_pins = not self.has_tiers
         if self.ownership.expires:
             journal.fence = self.ownership.may_write
-        return lane
-
-    def _open_topic_lane(
-        self,
-        spec: TopicSpec,
-        schemas: Mapping[int, bytes],
-        known: Mapping[int, Any],
-        ends: Mapping[int, int],
-    ) -> LaneRuntime:
-        """Open a dedicated lane and write into it what it must know of its topic."""
-        remembered = spec.id in known and not spec.deleted_us
-        own = {spec.id: (spec, schemas)} if remembered else {}
-        own_ends = {spec.id: ends[spec.id]} if spec.id in ends and not spec.deleted_us else {}
-        lane = self._open_lane(self.paths.lane(spec.id), f"lane-{spec.id}", own, own_ends)
-        state = lane.journal.state.topics.get(spec.id)
-        if state is not None and state.spec.version > spec.version and not spec.deleted_us:
-            # The main journal was lost and the metadata that stood in for it was older.
-            spec = state.spec
-            self._commit_inline(self.main, [topic_control(spec)])
-        controls: list[Control] = []
-        if state is None or state.spec != spec:
-            controls.append(topic_control(spec))
-        have = {} if state is None else state.schemas
-        try:
-            controls += missing_schemas(spec.id, have, shared_schemas([schemas, have]))
-        except CorruptionError as error:
-            self.warnings.append(f"the lane of topic {spec.name} is left as it is: {error}")
-        try:
-            self._commit_inline(lane, controls)
-        except FrazilError:
-            lane.stop()
-            raise
-        return lane
-
-    def _needs_lane(self, spec: TopicSpec) -> bool:
-        """Tell whether a topic has a lane to open; that of a deleted one only if files are left."""
-        if spec.lane != "dedicated" or spec.partitions:
-            return False
-        return not spec.deleted_us or self._has_files(spec.id)
-
-    def _has_files(self, topic_id: int) -> bool:
-        """Tell whether a topic's lane has files."""
-        directory = self.paths.lane(topic_id)
-        return self.file_system.stat(directory) is not None and bool(
-            self.file_system.list_directory(directory)
-        )
+        return log
 
     def _complete(self) -> None:
         """Remove or complete what a crash left half done in the definitions of topics."""
-        controls, warnings = unfinished(self.main.journal.state.topics, now_us=self.clock.now_us())
+        controls, warnings = unfinished(self.log.journal.state.topics, now_us=self.clock.now_us())
         self.warnings += warnings
-        self._commit_inline(self.main, controls)
+        self._commit_inline(controls)
 
     def _bind_all(self) -> None:
-        topics = self.main.journal.state.topics.values()
+        topics = self.log.journal.state.topics.values()
         for topic in sorted(topics, key=lambda topic: topic.spec.partitions):
             if topic.spec.deleted_us:
                 continue
@@ -330,12 +261,11 @@ class Registry(Instance):
 
     def _settle_holds(self) -> None:
         """Give every subscription its hold, and drop holds of those that are gone."""
-        for lane, controls in self.cursors.unsettled():
-            try:
-                self._commit_inline(lane, controls)
-            except Overloaded as error:
-                # Nothing is freed without room for a frame; the next opening tries again.
-                self.warnings.append(f"holds of subscriptions could not be set: {error}")
+        try:
+            self._commit_inline(self.cursors.unsettled())
+        except Overloaded as error:
+            # Nothing is freed without room for a frame; the next opening tries again.
+            self.warnings.append(f"holds of subscriptions could not be set: {error}")
 
     def _pass_over(self, spec: TopicSpec, error: Exception) -> None:
         """Open without a topic that cannot be used; nothing of it is touched."""
@@ -344,18 +274,19 @@ class Registry(Instance):
         self.unusable[spec.name] = f"{type(error).__name__}: {error}"
         self.warnings.append(f"topic {spec.name} could not be opened and is left as it is: {error}")
 
-    def _commit_inline(self, lane: LaneRuntime, controls: Sequence[Control]) -> None:
+    def _commit_inline(self, controls: Sequence[Control]) -> None:
         """Commit control frames while the journal's thread does not run yet."""
         if not controls:
             return
         entries: list[Any] = [(None, None, control, 0, 0, None, None) for control in controls]
         answers: list[Ack | BaseException] = []
-        lane.journal.commit(entries, lambda _waiters, results: answers.extend(results))
+        journal = self.log.journal
+        journal.commit(entries, lambda _waiters, results: answers.extend(results))
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
-        if lane.journal.failed is not None:
-            raise lane.journal.closed_error()
+        if journal.failed is not None:
+            raise journal.closed_error()
 
     def mend_metadata(self) -> None:
         """Bring the metadata in line with the log again once a store that failed answers (F16)."""
@@ -363,20 +294,16 @@ class Registry(Instance):
             return
         with self._control:
             if not self.closed:
-                self._indexer.mend(
-                    [lane.journal for lane in self._all_lanes()], self._indexed_states()
-                )
+                self._indexer.mend(self.log.journal, self._indexed_states())
         if self._indexer.failed is None:
             event("metadata_mended")
 
     def _rebuild_index(self) -> list[str]:
         """Bring the metadata in line with the log: all topics, parents of parts included."""
-        return self._indexer.rebuild(
-            [lane.journal for lane in self._all_lanes()], self._indexed_states()
-        )
+        return self._indexer.rebuild(self.log.journal, self._indexed_states())
 
     def _indexed_states(self) -> list[TopicState]:
-        known = self.main.journal.state.topics
+        known = self.log.journal.state.topics
         states = [runtime.state for runtime in self._topics.values()]
         states += [known[parent.id] for parent in self._parents.values()]
         states += [state for state in known.values() if state.spec.name in self.unusable]
@@ -391,10 +318,9 @@ class Registry(Instance):
                 # How many parts there are is known from here on: they are made before their parent.
                 part.routing = (part.state.spec.part_index, spec.partitions)
             return
-        lane = self._lanes.get(spec.id, self.main)
         runtime = TopicRuntime(
-            lane.journal.state.topics[spec.id],
-            lane,
+            self.log.journal.state.topics[spec.id],
+            self.log,
             settings=self.settings,
             limits=self._limits,
             clock=self.clock,
@@ -405,25 +331,26 @@ class Registry(Instance):
             runtime.tiers = self.tiers.bind(runtime)
             runtime.pressure = self.tiers.pressure
             if runtime.tiers.lookup is not None:
-                runtime.queue = Sequencer(lane.queue, runtime.tiers.lookup.image)
+                runtime.queue = Sequencer(self.log.queue, runtime.tiers.lookup.image)
         self._topics[spec.name] = runtime
         self._topics_version += 1
         self.objects.bind(runtime)
 
     def _chain(self, runtime: TopicRuntime) -> None:
-        sources = [*self._sources, runtime.lane.source]
+        sources = [*self._sources, runtime.log.source]
         runtime.history = ChainedHistory(sources, behind=self.objects.source)
 
-    def _start_lane(self, lane: LaneRuntime) -> None:
-        lane.journal.on_disk_full = self.upkeep.disk_full
+    def _start_log(self) -> None:
+        journal = self.log.journal
+        journal.on_disk_full = self.upkeep.disk_full
         if self.has_tiers:
-            lane.journal.on_kept = self.tiers.pressure.grew
-        lane.queue.start()
+            journal.on_kept = self.tiers.pressure.grew
+        self.log.queue.start()
 
     @property
     def has_failed(self) -> bool:
-        """Whether a journal, that of all topics or one of its own, takes nothing any more."""
-        return any(lane.journal.failed is not None for lane in self._all_lanes())
+        """Whether the journal failed and accepts nothing any more."""
+        return self.log.journal.failed is not None
 
     def _check_metadata(self) -> None:
         """Refuse what other machines must know of while nobody could tell them (F16)."""
@@ -449,36 +376,21 @@ class Registry(Instance):
             FrazilError: if there is no room for the frames; what is left is tried again later.
         """
         for topic_id, spec in list(self._deleting.items()):
-            if topic_id in self.main.journal.state.topics:
+            if topic_id in self.log.journal.state.topics:
                 self._mark_deleted(spec)
             del self._deleting[topic_id]
 
     def _mark_deleted(self, spec: TopicSpec) -> None:
-        known = self.main.journal.state.topics[spec.id].spec
+        known = self.log.journal.state.topics[spec.id].spec
         now_us = self.clock.now_us()
         fresh = msgspec.structs.replace(known, version=known.version + 1, deleted_us=now_us)
-        self.main.control(topic_control(fresh))
-        lane = self._lanes.get(spec.id)
-        if lane is not None:
-            # It may have failed, and takes over what the main journal says when it is opened again.
-            with contextlib.suppress(FrazilError):
-                lane.control(topic_control(fresh))
+        self.log.control(topic_control(fresh))
 
-    def drop_lane(self, topic_id: int) -> None:
-        """Close the lane of a topic that was deleted long ago and remove its files."""
-        with self._control:
-            lane = self._lanes.pop(topic_id, None)
-            if lane is None or self.closed:
-                return
-            lane.stop()
-            lane.journal.unlink(lane.journal.segments)
-            event("lane_dropped", lane=lane.name)
-
-    def note_segments(self, lane: LaneRuntime) -> None:
-        """Note a journal's segments in the metadata."""
+    def note_segments(self) -> None:
+        """Note the journal's segments in the metadata."""
         with self._control:
             if not self.closed:
-                self._indexer.segments_changed(lane.journal)
+                self._indexer.segments_changed(self.log.journal)
 
     def close(self) -> None:
         """Commit what waits, sync, close everything; closing twice is fine.
@@ -503,11 +415,9 @@ class Registry(Instance):
         if self.has_tiers:
             self.tiers.stop()
         self.upkeep.stop()
-        failed: BaseException | None = None
-        for lane in self._all_lanes():
-            before = lane.journal.failed
-            lane.stop()
-            failed = failed or (lane.journal.failed if before is None else None)
+        before = self.log.journal.failed
+        self.log.stop()
+        failed = self.log.journal.failed if before is None else None
         self._rebuild_index()
         self.ownership.stop()
         self.stores.close()

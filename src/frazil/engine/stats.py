@@ -18,16 +18,14 @@ from frazil.tiers import on_full_of, quota_of
 from frazil.topic import first_held, special_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from frazil.config import LogSettings, Settings
     from frazil.engine.registry import Registry
     from frazil.fs import FileSystem
-    from frazil.log import Segment, TopicState
+    from frazil.log import Log, Segment, TopicState
     from frazil.model import TopicSpec
-    from frazil.topic import LaneRuntime, TopicRuntime
-
-__all__ = []
+    from frazil.topic import TopicRuntime
 
 
 def _time(us: int) -> str:
@@ -48,7 +46,6 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
         "created": _time(spec.created_us),
         "version": spec.version,
         "sync": spec.sync,
-        "lane": spec.lane,
         "columns": [
             {"name": field.name, "type": type_name(field.type), "nullable": field.nullable}
             for field in schema
@@ -131,7 +128,8 @@ def oldest_kept_by(
 def _kept_by(runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
     """Return the holds that keep the oldest records of topics: in their files, if they have some."""
     if any(runtime.tiers is None for runtime in runtimes):
-        return _oldest_kept_by(runtime.lane for runtime in runtimes)
+        journal = runtimes[0].log.journal
+        return oldest_kept_by(journal.segments, journal.state.topics)
     found = [
         {"topic": runtime.name, "hold": name, "offset": offset}
         for runtime in runtimes
@@ -147,15 +145,6 @@ def _oldest_files_end(runtime: TopicRuntime) -> int:
         return 0
     spans = runtime.tiers.disk.picture(runtime.state.id).spans
     return spans[0].end if spans else 0
-
-
-def _oldest_kept_by(lanes: Iterable[LaneRuntime]) -> list[dict[str, Any]]:
-    journals = {lane.name: lane.journal for lane in lanes}
-    return [
-        each
-        for journal in journals.values()
-        for each in oldest_kept_by(journal.segments, journal.state.topics)
-    ]
 
 
 def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
@@ -203,15 +192,13 @@ def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
     }
 
 
-def engine_stats(
-    engine: Registry, lanes: Sequence[LaneRuntime], topics: Sequence[TopicRuntime]
-) -> dict[str, Any]:
+def engine_stats(engine: Registry, topics: Sequence[TopicRuntime]) -> dict[str, Any]:
     """Count what the whole engine holds and did since it was opened."""
     per_topic = {runtime.name: topic_stats(runtime) for runtime in topics}
     guard = engine.upkeep.space
     return {
         "data_dir": engine.paths.root,
-        "health": health(engine, lanes),
+        "health": health(engine),
         "topics": len(topics),
         "message_count": sum(each["message_count"] for each in per_topic.values()),
         "bytes_stored": sum(each["bytes_stored"] for each in per_topic.values()),
@@ -220,7 +207,7 @@ def engine_stats(
             "total_bytes": guard.total_bytes,
             "publishing_stopped": engine.upkeep.publishing_stopped,
         },
-        "journals": [_lane(lane, tiered=engine.has_tiers) for lane in lanes],
+        "journal": _journal(engine.log, tiered=engine.has_tiers),
         "warnings": list(engine.warnings),
         "upkeep": {
             "errors": dict(engine.upkeep.errors),
@@ -228,7 +215,7 @@ def engine_stats(
             "segments_freed": engine.upkeep.segments_freed,
         },
         "latencies": {
-            "ack": _quantiles([s for lane in lanes for s in _seconds(lane)]),
+            "ack": _quantiles(list(getattr(engine.log.queue, "seconds", ()))),
             "query": _quantiles(list(engine.query_seconds)),
         },
         "tiers": engine.tiers.stats() if engine.has_tiers else None,
@@ -237,10 +224,6 @@ def engine_stats(
         "objects": engine.objects.status(),
         "per_topic": per_topic,
     }
-
-
-def _seconds(lane: LaneRuntime) -> list[float]:
-    return list(getattr(lane.queue, "seconds", ()))
 
 
 def _quantiles(seconds: list[float]) -> dict[str, Any]:
@@ -256,15 +239,15 @@ def _quantiles(seconds: list[float]) -> dict[str, Any]:
     }
 
 
-def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
+def health(engine: Registry) -> str:
     """Return `ok`, `degraded` (publishing goes on, somebody should look) or `failed`."""
-    if any(lane.journal.failed is not None for lane in lanes):
+    journal = engine.log.journal
+    if journal.failed is not None:
         return "failed"
     # Not only on the opening that found it: lost records stay lost until somebody has looked.
     lost = any(
         special.kind == RANGE_LOST
-        for lane in lanes
-        for topic in list(lane.journal.state.topics.values())
+        for topic in list(journal.state.topics.values())
         if not topic.spec.deleted_us
         for special in topic.ranges
     ) or any(
@@ -287,11 +270,10 @@ def health(engine: Registry, lanes: Sequence[LaneRuntime]) -> str:
     return "ok"
 
 
-def _lane(lane: LaneRuntime, *, tiered: bool) -> dict[str, Any]:
-    journal = lane.journal
+def _journal(log: Log, *, tiered: bool) -> dict[str, Any]:
+    journal = log.journal
     report = journal.report
     return {
-        "name": lane.name,
         "journal_id": journal.journal_id.hex(),
         "segments": len(journal.segments),
         "segment": journal.active.id,
@@ -300,10 +282,10 @@ def _lane(lane: LaneRuntime, *, tiered: bool) -> dict[str, Any]:
         "syncs": journal.sync_count,
         "groups": journal.group_count,
         "bytes_written": journal.bytes_written,
-        "bytes_read": lane.source.bytes_read,
+        "bytes_read": log.source.bytes_read,
         # The log lets go what files have, whatever holds say.
-        "oldest_kept_by": [] if tiered else _oldest_kept_by([lane]),
-        "queued_records": getattr(lane.queue, "queued", (0, 0))[0],
+        "oldest_kept_by": [] if tiered else oldest_kept_by(journal.segments, journal.state.topics),
+        "queued_records": getattr(log.queue, "queued", (0, 0))[0],
         "recovery": {
             "resumed": report.resumed,
             "frames_scanned": report.frames_scanned,
@@ -322,7 +304,7 @@ NAME = "stats.json"
 def write_stats_file(engine: Registry) -> None:
     """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
     files, directory = engine.file_system, engine.paths.run
-    stats = engine_stats(engine, engine.lanes, engine.runtimes)
+    stats = engine_stats(engine, engine.runtimes)
     told = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
     replace_run_file(files, directory, NAME, msgspec.json.encode(told, enc_hook=str))
 

@@ -622,7 +622,7 @@ class Topic(TopicHandle):
 
     def _set_hold(self, name: str, offset: int | None) -> None:
         payload = msgspec.msgpack.encode((STATE_HOLD, name, offset))
-        self._runtime.lane.control(Control(fmt.KIND_STATE, self._state.id, payload))
+        self._runtime.log.control(Control(fmt.KIND_STATE, self._state.id, payload))
 
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes and watermarks of the topic."""

@@ -31,7 +31,7 @@ from frazil.topic import NotStored
 if TYPE_CHECKING:
     from frazil.engine.registry import Registry
     from frazil.log import Segment, TopicState
-    from frazil.topic import LaneRuntime, TopicRuntime
+    from frazil.topic import TopicRuntime
 
 PAUSE_S: Final = 0.05
 METADATA_S: Final = 1.0
@@ -52,8 +52,6 @@ class Upkeep:
         self._settings = engine.settings.log
         self._threads = threads
         self._scrubbed: dict[str, float] = {}
-        self._lanes_seen: set[int] = set()
-        """Directories without a topic that were emptied or reported already."""
         self._space_lock = threading.Lock()
         clock = engine.clock
         self.space = SpaceGuard(engine.file_system, engine.paths.root, self._settings)
@@ -96,7 +94,7 @@ class Upkeep:
             runtime.refusal = NotStored(runtime.name)
 
     def _pause_s(self) -> float:
-        if any(lane.journal.to_seal for lane in self._engine.lanes):
+        if self._engine.log.journal.to_seal:
             return PAUSE_S
         return min(self._settings.free_check_s, self._settings.retention_check_s, 0.5)
 
@@ -109,7 +107,6 @@ class Upkeep:
             self.task.run("cursors", self._engine.cursors.follow)
             self.task.run("quota", self.check_quotas)
             self.task.run("retention", self.free)
-            self.task.run("lanes", self.drop_lanes)
             self.task.run("forget", self.forget_gone)
         if self._engine.metadata_failed and self.task.is_due("metadata", METADATA_S):
             self.task.run("metadata", self._engine.mend_metadata)
@@ -120,13 +117,13 @@ class Upkeep:
 
     def seal(self) -> None:
         """Write the footers of rotated segments."""
-        for lane in self._engine.lanes:
-            sealed = False
-            while lane.journal.failed is None and lane.journal.seal_one():
-                sealed = True
-            if sealed:
-                event("segment_sealed", lane=lane.name, segments=len(lane.journal.segments))
-                self._engine.note_segments(lane)
+        journal = self._engine.log.journal
+        sealed = False
+        while journal.failed is None and journal.seal_one():
+            sealed = True
+        if sealed:
+            event("segment_sealed", segments=len(journal.segments))
+            self._engine.note_segments()
 
     def check_space(self) -> None:
         """Stop publishing while the disk is too full, and let it go on when there is room."""
@@ -163,92 +160,44 @@ class Upkeep:
         # Last: a caller that sees this flag finds every topic in line with it.
         self.publishing_stopped = self.space.blocked
 
-    def free(self) -> None:
-        """Free the oldest segments that no hold, reader or retention rule keeps."""
-        for lane in self._engine.lanes:
-            self.free_lane(lane)
-
-    def drop_lanes(self) -> None:
-        """Remove the lanes of topics that were deleted longer ago than the grace.
-
-        The directory of lanes is looked through, not the topics: the shared journal forgets a
-        deleted topic, and then nothing else names its files.
-        """
-        engine = self._engine
-        files = engine.file_system
-        if engine.main.journal.failed is not None or not self._engine.time_trusted():
-            # What a failed journal says of its topics may not be durable.
-            return
-        if files.stat(engine.paths.lanes) is None:
-            return
-        for name in files.list_directory(engine.paths.lanes):
-            topic_id = _lane_topic(name)
-            if topic_id is not None and topic_id not in self._lanes_seen:
-                with engine.control_lock:
-                    self._drop_lane(topic_id)
-
-    def _drop_lane(self, topic_id: int) -> None:
-        """Drop one lane if its topic is gone for good; if that is not certain, only say so."""
-        engine = self._engine
-        main = engine.main.journal
-        topic = main.state.topics.get(topic_id)
-        if topic is not None:
-            grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
-            deleted_us = topic.spec.deleted_us
-            if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
-                return
-        elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
-            # The definition may be what was lost: then these files are all that is left of a topic.
-            self._lanes_seen.add(topic_id)
-            warn("lane_without_topic", topic_id=topic_id, directory=engine.paths.lane(topic_id))
-            return
-        engine.drop_lane(topic_id)
-        directory = engine.paths.lane(topic_id)
-        names = engine.file_system.list_directory(directory)
-        for name in names:
-            engine.file_system.unlink(f"{directory}/{name}")
-        if names:
-            engine.file_system.sync_directory(directory)
-            event("lane_files_removed", topic_id=topic_id, files=len(names))
-        self._lanes_seen.add(topic_id)
-
     def forget_gone(self) -> None:
         """Forget what was noted of segments and topics that are gone."""
-        lanes = self._engine.lanes
-        paths = {segment.path for lane in lanes for segment in lane.journal.segments}
+        journal = self._engine.log.journal
+        paths = {segment.path for segment in journal.segments}
         for noted in (self._scrubbed, self.damage):
             for path in [path for path in list(noted) if path not in paths]:
                 noted.pop(path, None)
-        topics = set().union(*(list(lane.journal.state.topics) for lane in lanes))
+        topics = set(journal.state.topics)
         for topic_id in [each for each in list(self._engine.released) if each not in topics]:
             self._engine.released.pop(topic_id, None)
 
-    def free_lane(self, lane: LaneRuntime) -> int:
-        """Free segments of one journal; return how many.
+    def free(self) -> int:
+        """Free the oldest segments that no hold, reader or retention rule keeps; return how many.
 
         Nobody may gain a claim on records between the decision and its effect. Holds are set,
         moved and dropped under the control lock, which is held all the way. Pins are looked at once
-        more inside `lane.free`, which keeps new ones out until the segments are detached: a reader
+        more inside `Log.free`, which keeps new ones out until the segments are detached: a reader
         that pins after that finds its offset gone at its first read, never in the middle.
         """
-        journal = lane.journal
+        log = self._engine.log
+        journal = log.journal
         with self._engine.control_lock:
             if journal.failed is not None or journal.closed:
                 return 0
             topics = dict(journal.state.topics)
-            count = segments_to_free(journal.segments, topics, self._view(lane))
-            gone = lane.free(count) if count else []
+            count = segments_to_free(journal.segments, topics, self._view())
+            gone = log.free(count) if count else []
         if not gone:
             return 0
         journal.unlink(gone)
         self.segments_freed += len(gone)
         first = gone[-1].id + 1
-        event("segments_freed", lane=lane.name, segments=len(gone), segment_first=first)
-        self._engine.note_segments(lane)
+        event("segments_freed", segments=len(gone), segment_first=first)
+        self._engine.note_segments()
         return len(gone)
 
-    def _view(self, lane: LaneRuntime) -> RetentionView:
-        topics = dict(lane.journal.state.topics)
+    def _view(self) -> RetentionView:
+        topics = dict(self._engine.log.journal.state.topics)
         log = self._settings
         if self._engine.has_tiers:
             return self._released_only(topics)
@@ -266,7 +215,7 @@ class Upkeep:
         pinned = {
             topic_id: offset
             for topic_id in topics
-            if (offset := lane.source.pinned(topic_id)) is not None
+            if (offset := self._engine.log.source.pinned(topic_id)) is not None
         }
         return RetentionView(
             now_us=self._engine.clock.now_us(),
@@ -302,7 +251,7 @@ class Upkeep:
                 self._check_quota(runtime)
 
     def _check_quota(self, runtime: TopicRuntime) -> None:
-        state, journal = runtime.state, runtime.lane.journal
+        state, journal = runtime.state, runtime.log.journal
         spec = state.spec
         in_files = bool(spec.primary_key) and runtime.tiers is not None
         if in_files or not state.holds or spec.deleted_us or journal.failed is not None:
@@ -332,46 +281,43 @@ class Upkeep:
 
     def _quota_end(self, runtime: TopicRuntime, bytes_max: int, released: int) -> int:
         """Return the offset below which segments must go for a topic to be within its quota."""
-        state, lane = runtime.state, runtime.lane
+        state, journal = runtime.state, runtime.log.journal
         target = max(state.floor, released)
-        for segment in lane.journal.segments[:-1]:
+        for segment in journal.segments[:-1]:
             summary = segment.summary(state.id)
             if summary is None or summary[1] <= target:
                 continue
             target = summary[1]
-            size, _oldest = held_bytes(state, lane.journal.segments, target)
+            size, _oldest = held_bytes(state, journal.segments, target)
             if size <= bytes_max:
                 break
         return target
 
     def _expire(self, runtime: TopicRuntime, target: int) -> None:
         """Give up the oldest held records of one topic, as a declared gap, and move its holds."""
-        state, lane = runtime.state, runtime.lane
+        state, log = runtime.state, runtime.log
         floor = state.floor
         if target <= floor:
             return
         payload = msgspec.msgpack.encode((target, RANGE_GAP, "expired at the topic's quota"))
-        lane.control(Control(fmt.KIND_GAP, state.id, payload, offset=floor))
+        log.control(Control(fmt.KIND_GAP, state.id, payload, offset=floor))
         for name in list(state.holds):
             if state.holds.get(name, target) < target:
                 moved = msgspec.msgpack.encode((STATE_HOLD, name, target))
-                lane.control(Control(fmt.KIND_STATE, state.id, moved))
+                log.control(Control(fmt.KIND_STATE, state.id, moved))
         if runtime.tiers is not None:
             self._engine.tiers.retention.expire(runtime.tiers, target)
 
     def scrub(self) -> None:
         """Read one sealed segment that was not read for long and compare it with its hash (F3)."""
         now = self._engine.clock.monotonic()
-        for lane in self._engine.lanes:
-            for segment in lane.journal.segments[:-1]:
-                last = self._scrubbed.get(segment.path)
-                if last is not None and now - last < self._settings.scrub_interval_s:
-                    continue
-                if last is None:
-                    # A segment sealed or opened just now is due a whole interval later.
-                    self._scrubbed[segment.path] = now
-                    continue
-                self._scrubbed[segment.path] = now
+        for segment in self._engine.log.journal.segments[:-1]:
+            last = self._scrubbed.get(segment.path)
+            if last is not None and now - last < self._settings.scrub_interval_s:
+                continue
+            self._scrubbed[segment.path] = now
+            # A segment sealed or opened just now is due a whole interval later.
+            if last is not None:
                 self.scrub_segment(segment)
                 return
 
@@ -402,15 +348,6 @@ class Upkeep:
         finally:
             file.close()
         return ""
-
-
-def _lane_topic(name: str) -> int | None:
-    """Return the topic that a lane's directory is named after, None if it is no such name."""
-    try:
-        topic_id = int(name, 16)
-    except ValueError:
-        return None
-    return topic_id if name == f"{topic_id:08x}" else None
 
 
 class _QuotaStop:

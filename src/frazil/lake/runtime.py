@@ -125,7 +125,7 @@ class Lake:
         """Move the lake's hold of a topic or part; durable on return."""
         payload = msgspec.msgpack.encode((STATE_HOLD, HOLD, offset))
         with self._engine.control_lock:
-            runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
+            runtime.log.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
 
     def _hello(self, epoch: int) -> Mapping[str, Any]:
         """Return the body of `hello`."""
@@ -644,7 +644,7 @@ def _only_in_the_log(runtime: TopicRuntime, first: int) -> tuple[int, int]:
         return 0, 0
     size = state.bytes_local * min(count, kept) // kept
     try:
-        batches = runtime.lane.source.read(state.id, offset=first, bytes_max=1).batches
+        batches = runtime.log.source.read(state.id, offset=first, bytes_max=1).batches
     except FrazilError:
         return size, 0
     return size, batches[0].time_us if batches else 0

@@ -714,11 +714,11 @@ def _raise_head(runtime: TopicRuntime, end: int) -> int:
         control = Control(fmt.KIND_GAP, state.id, payload, offset=first)
         pending = Pending()
         size = len(payload) + fmt.FRAME_HEAD_BYTES
-        runtime.lane.journal.commit([(None, None, control, 0, size, pending, None)], deliver)
+        runtime.log.journal.commit([(None, None, control, 0, size, pending, None)], deliver)
         pending.result()
         # The frame is synced, and with it everything before.
         state.durable = state.visible = state.next
         return end - first
 
-    count: int = runtime.lane.queue.call(declare)
+    count: int = runtime.log.queue.call(declare)
     return count

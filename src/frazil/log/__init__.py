@@ -55,6 +55,7 @@ from frazil.log.history import (
 )
 from frazil.log.index import Footer, Places, TopicEntry, decode_footer, decode_places, footer_of
 from frazil.log.journal import Journal
+from frazil.log.log import InlineQueue, Log
 from frazil.log.reader import (
     SMALL_RECORDS_MAX,
     UNDECODABLE,
@@ -122,8 +123,10 @@ __all__ = [
     "Frame",
     "Group",
     "HistorySource",
+    "InlineQueue",
     "Journal",
     "JournalState",
+    "Log",
     "LogSource",
     "OpenFiles",
     "Payload",

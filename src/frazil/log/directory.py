@@ -25,7 +25,6 @@ class DataDirectory:
         self.root = root.rstrip("/") or "/"
         self.lock = f"{self.root}/LOCK"
         self.journal = f"{self.root}/journal"
-        self.lanes = f"{self.root}/lanes"
         self.disk = f"{self.root}/disk"
         self.run = f"{self.root}/run"
         self.logs = f"{self.root}/logs"
@@ -33,10 +32,6 @@ class DataDirectory:
         self.catalog = f"{self.root}/catalog.db"
         self.metadata = f"{self.root}/meta.db"
         self.quarantine = f"{self.root}/quarantine"
-
-    def lane(self, topic_id: int) -> str:
-        """Return the directory of a dedicated lane."""
-        return f"{self.lanes}/{topic_id:08x}"
 
 
 def prepare(file_system: FileSystem, paths: DataDirectory, *, allow_network_fs: bool) -> None:

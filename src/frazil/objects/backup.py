@@ -298,7 +298,7 @@ class Backups:
 
     def _write(self, checkpoint: bytes, topics: tuple[TopicCopy, ...]) -> None:
         engine = self._engine
-        broker = engine.main.journal.journal_id
+        broker = engine.log.journal.journal_id
         self._check_alone(broker)
         backup = Backup(
             broker=broker,
@@ -315,7 +315,7 @@ class Backups:
             "bytes": size,
             "epoch": backup.epoch,
             "created_us": backup.created_us,
-            "topics": len(engine.main.journal.state.topics),
+            "topics": len(engine.log.journal.state.topics),
             "objects": sum(len(copy.descriptors) for copy in topics),
         }
         event("backup_made", key=key, bytes=size)
@@ -357,16 +357,16 @@ class Backups:
             self._store.delete(gone)
 
     def _checkpoint(self) -> bytes:
-        journal = self._engine.main.journal
+        journal = self._engine.log.journal
         # The state belongs to the journal's thread.
-        found: bytes = self._engine.main.queue.call(
+        found: bytes = self._engine.log.queue.call(
             lambda: encode_checkpoint(journal.state, lsn=journal.state.lsn)
         )
         return found
 
     def _shape_now(self) -> tuple[int, ...]:
         """Return numbers that change with topics, columns and subscriptions."""
-        known = list(self._engine.main.journal.state.topics.values())
+        known = list(self._engine.log.journal.state.topics.values())
         return (
             len(known),
             sum(topic.spec.version for topic in known),

@@ -544,7 +544,7 @@ class TopicFrames:
             return _reframed(runtime, first, bytes_max, end)
         if first >= runtime.state.start:
             try:
-                found = JournalFrames(runtime.lane.journal)
+                found = JournalFrames(runtime.log.journal)
                 return found.frames(topic_id, first, bytes_max=bytes_max, end=end)
             except NotFound:
                 # Freed meanwhile: files have it.

@@ -228,7 +228,7 @@ class ObjectsRetention:
             store,
             objects.catalog,
             clock=engine.clock,
-            broker=engine.main.journal.journal_id,
+            broker=engine.log.journal.journal_id,
             grace_us=int(self._settings.collect_grace_s * 1e6),
             is_suspect=lambda: (
                 bool(engine.stores.warnings) or any(each.stopped for each in objects.all_topics)
@@ -260,7 +260,7 @@ class ObjectsRetention:
             return
         # No claim on records may begin between the decision and its effect: subscriptions begin
         # under the first lock, readers under the second.
-        with self._engine.control_lock, runtime.lane.pinning:
+        with self._engine.control_lock, runtime.log.pinning:
             view = ObjectsView(
                 now_us=self._engine.clock.now_us(),
                 time_trusted=self._engine.time_trusted(),
@@ -295,7 +295,7 @@ class ObjectsRetention:
 
     def drop_deleted(self) -> None:
         """Drop the objects of topics that were deleted longer ago than the grace."""
-        engine, main = self._engine, self._engine.main.journal
+        engine, main = self._engine, self._engine.log.journal
         if main.failed is not None or not engine.time_trusted():
             return
         grace_us = int(engine.settings.topics.delete_grace_s * 1e6)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from frazil.objects.descriptor import Descriptor, TopicObjects
     from frazil.objects.store import ObjectStore
     from frazil.objects.writer import Trouble
-    from frazil.topic import Instance, LaneRuntime, TopicRuntime
+    from frazil.topic import Instance, TopicRuntime
 
 __all__ = ["LOCATION_KEY", "Objects", "unreadable"]
 
@@ -181,7 +181,7 @@ class ObjectsTopic:
             return {"lag_records": 0, "lag_bytes": 0, "lag_seconds": None}
         first = self.runtime.state.durable - records
         size, oldest_us = 0, 0
-        for segment in self.runtime.lane.journal.segments:
+        for segment in self.runtime.log.journal.segments:
             found = _bytes_from(segment, self.id, first)
             if found is not None:
                 size += found[0]
@@ -275,7 +275,7 @@ class Objects:
         if found is not None:
             found.waits.refuse("the topic was deleted")
 
-    def load(self) -> dict[LaneRuntime, list[Control]]:
+    def load(self) -> list[Control]:
         """Add all topics with objects; return the frames that settle their holds."""
         if self.store is not None:
             _check_location(self._engine, self.catalog, self._reader_store)
@@ -285,21 +285,21 @@ class Objects:
                 self.store,
                 self.catalog,
                 self.frames,
-                broker=self._engine.main.journal.journal_id,
+                broker=self._engine.log.journal.journal_id,
                 clock=self.clock,
                 settings=self.settings,
             )
             self.retention = ObjectsRetention(self._engine, self, self.store)
             self.backups = Backups(self._engine, self.catalog, self.store)
-        controls: dict[LaneRuntime, list[Control]] = {}
+        controls: list[Control] = []
         for runtime in list(self.runtimes.values()):
             spec = runtime.state.spec
             if has_objects(spec, self._engine.settings):
                 offset = self._add(runtime).hold_wanted()
                 if offset is not None:
-                    controls.setdefault(runtime.lane, []).append(_hold_control(runtime, offset))
+                    controls.append(_hold_control(runtime, offset))
             elif OBJECTS_HOLD in runtime.state.holds and not spec.objects:
-                controls.setdefault(runtime.lane, []).append(_hold_control(runtime, None))
+                controls.append(_hold_control(runtime, None))
         return controls
 
     def _add(self, runtime: TopicRuntime) -> ObjectsTopic:
@@ -318,12 +318,12 @@ class Objects:
             if wanted and not known:
                 offset = self._add(runtime).hold_wanted()
                 if offset is not None:
-                    runtime.lane.control(_hold_control(runtime, offset))
+                    runtime.log.control(_hold_control(runtime, offset))
             elif known and not wanted:
                 self.topics.pop(runtime.state.id).waits.refuse("the topic is uploaded no more")
                 runtime.objects = None
                 if OBJECTS_HOLD in runtime.state.holds:
-                    runtime.lane.control(_hold_control(runtime, None))
+                    runtime.log.control(_hold_control(runtime, None))
         self.begin()
 
     # -- threads -----------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class Objects:
         lost = [topic for topic in self.all_topics if topic.stopped]
         if not lost:
             return
-        broker = self._engine.main.journal.journal_id
+        broker = self._engine.log.journal.journal_id
         backup = newest_backup(self.store, broker).backup
         found = find_objects(self.store, broker, backup.topics, epoch=backup.epoch)
         starts = {each.topic: each.state.start for each in backup.topics}
@@ -476,17 +476,17 @@ class Objects:
     def move_holds(self) -> None:
         """Move the holds of uploaded records, those of all topics in one group."""
         pending: list[Pending] = []
+        log = self._engine.log
         # Under the lock no hold is dropped that would be put back here.
         with self._engine.control_lock:
             for topic in self.all_topics:
                 offset = topic.hold_wanted()
-                lane = topic.runtime.lane
-                if offset is None or lane.journal.failed is not None:
+                if offset is None or log.journal.failed is not None:
                     continue
                 control = _hold_control(topic.runtime, offset)
                 waiter = Pending()
                 size = len(control.payload) + fmt.FRAME_HEAD_BYTES
-                lane.queue.submit_waiting((None, None, control, 0, size, waiter, None))
+                log.queue.submit_waiting((None, None, control, 0, size, waiter, None))
                 pending.append(waiter)
         for waiter in pending:
             waiter.result()

@@ -93,6 +93,12 @@ class _Listeners:
             each.close()
 
 
+HANDSHAKE_S: Final = 5.0
+"""A connection that is not set up by then is closed; with authentication, one without a call, too."""
+KEEPALIVE_S: Final = 20.0
+"""A silent connection is asked for a sign of life so often."""
+
+
 def server_limits(settings: ServeSettings) -> ServerLimits:
     """Return what one port takes from its peers."""
     usual = ServerLimits()
@@ -102,12 +108,9 @@ def server_limits(settings: ServeSettings) -> ServerLimits:
         message_bytes_max=settings.request_bytes_max,
         # A request that is allowed must fit, whatever else a connection sends.
         unfinished_bytes_max=max(usual.unfinished_bytes_max, 2 * settings.request_bytes_max),
-        streams_max=settings.streams_max,
-        # Streams of messages stay open: a part of the room is for the calls beside them.
-        long_calls_max=settings.streams_max - min(1_000, settings.streams_max // 10),
-        header_bytes_max=settings.header_bytes_max,
-        handshake_s=settings.handshake_s,
-        keepalive_s=settings.keepalive_s,
+        header_bytes_max=8 << 10,
+        handshake_s=HANDSHAKE_S,
+        keepalive_s=KEEPALIVE_S,
     )
 
 
@@ -295,8 +298,8 @@ class Broker:
             self.services.acts.principal_of = self.guard.principal_of
         limits = server_limits(serve)
         if self.guard.enabled:
-            # Who has no credentials does not stay.
-            limits = attrs.evolve(limits, first_call_s=serve.handshake_s)
+            # A client without credentials does not stay connected.
+            limits = attrs.evolve(limits, first_call_s=HANDSHAKE_S)
         foresee = self.guard.foresee if self.guard.enabled else None
         data, admin = connection_limits(serve)
         for name, listener, routes, counts in (

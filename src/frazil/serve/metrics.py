@@ -238,8 +238,8 @@ def _statuses(facts: Mapping[str, Any]) -> Iterator[Sample]:
             yield Sample(float(count), (("port", port), ("status", status)))
 
 
-def _lanes(name: str) -> Reader:
-    return total("engine.journals", name)
+def _journal(name: str) -> Reader:
+    return at(f"engine.journal.{name}")
 
 
 _HEALTH: Final = one_of("state", "engine.health", "ok", "degraded", "failed")
@@ -265,16 +265,15 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge("volume_bytes", "Size of the volume.", at("engine.disk.total_bytes")),
     _gauge("publishing_stopped", "1 if there is no room.", at("engine.disk.publishing_stopped")),
     # -- the log
-    _gauge("log_journals", "Journals.", count_of("engine.journals")),
-    _gauge("log_segments", "Segments.", _lanes("segments")),
-    _gauge("log_queued_records", "Records that wait for the writer.", _lanes("queued_records")),
-    _counter("log_syncs_total", "Syncs.", _lanes("syncs")),
-    _counter("log_groups_total", "Groups that were committed together.", _lanes("groups")),
-    _counter("log_written_bytes_total", "Bytes written.", _lanes("bytes_written")),
-    _counter("log_read_bytes_total", "Bytes read.", _lanes("bytes_read")),
+    _gauge("log_segments", "Segments.", _journal("segments")),
+    _gauge("log_queued_records", "Records that wait for the writer.", _journal("queued_records")),
+    _counter("log_syncs_total", "Syncs.", _journal("syncs")),
+    _counter("log_groups_total", "Groups that were committed together.", _journal("groups")),
+    _counter("log_written_bytes_total", "Bytes written.", _journal("bytes_written")),
+    _counter("log_read_bytes_total", "Bytes read.", _journal("bytes_read")),
     _counter("log_freed_segments_total", "Segments freed.", at("engine.upkeep.segments_freed")),
-    _gauge("log_torn_bytes", "Cut off at the start.", _lanes("recovery.bytes_torn")),
-    _gauge("log_rescanned_frames", "Read at the start.", _lanes("recovery.frames_scanned")),
+    _gauge("log_torn_bytes", "Cut off at the start.", _journal("recovery.bytes_torn")),
+    _gauge("log_rescanned_frames", "Read at the start.", _journal("recovery.frames_scanned")),
     _gauge(
         "log_ack_seconds",
         "From a publish to its ack, of the last few thousand.",

@@ -31,6 +31,8 @@ __all__ = ["run_broker"]
 FILES_BESIDE: Final = 4096
 """Open files beside the connections: segments, metadata, tables."""
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+CLOSE_S: Final = 60.0
+"""After the drain, syncing and closing get so long; then the process ends without."""
 GC_THRESHOLDS: Final = (50_000, 20, 50)
 """When the collector looks for circles; Python's own numbers are for programs with few objects."""
 
@@ -47,7 +49,7 @@ def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
     if sys.flags.optimize:
         raise InvalidRequest("the broker does not run without its assertions, leave out python -O")
     _allow_files(settings.serve.connections_max + FILES_BESIDE)
-    with asyncio.Runner(loop_factory=fastest_loop(settings.serve.poll_s)) as runner:
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         runner.run(_Process(settings).run(on_ready))
 
 
@@ -99,7 +101,7 @@ class _Process:
         if not self._stop.is_set():
             self._stop.set()
             serve = self._settings.serve
-            _watch(serve.drain_s + serve.close_s)
+            _watch(serve.drain_s + CLOSE_S)
 
     def _end(self) -> None:
         for number in ENDING:
@@ -110,7 +112,7 @@ class _Process:
         if not self._stop.is_set():
             self._stop.set()
             serve = self._settings.serve
-            _watch(serve.drain_s + serve.close_s)
+            _watch(serve.drain_s + CLOSE_S)
 
     def _reload(self) -> None:
         if self._broker is not None:

@@ -2,7 +2,7 @@
 
 A process that sleeps until a client's next call is woken by it, and on virtual machines that takes
 longer than most calls do themselves. A client with one call in flight waits for it every time. So
-the loop first asks the kernel again and again, for `serve.poll_s` at most, as long as that mostly
+the loop first asks the kernel again and again, for `POLL_S` at most, as long as that mostly
 finds something. It does not while answers come from threads of this process, such as the journal's: they
 need the interpreter, which asking would keep from them.
 """
@@ -107,13 +107,13 @@ class PollingLoop(asyncio.SelectorEventLoop):
         return super().call_soon_threadsafe(callback, *args, context=context)
 
 
-def fastest_loop(poll_s: float = POLL_S) -> Callable[[], asyncio.AbstractEventLoop]:
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     """Return what makes an event loop: uvloop's where it is installed, else the standard one.
 
-    The standard one asks for up to `poll_s` before it sleeps; with 0 it does not.
+    The standard one asks for up to `POLL_S` before it sleeps.
     """
     try:
         uvloop = importlib.import_module("uvloop")
     except ImportError:
-        return lambda: PollingLoop(poll_s) if poll_s else asyncio.new_event_loop()
+        return lambda: PollingLoop(POLL_S)
     return cast("Callable[[], asyncio.AbstractEventLoop]", uvloop.new_event_loop)

@@ -139,7 +139,7 @@ def check_dead_letters(
     check_dead_letter_namespace(engine, target)
     if any(
         topic.spec.name == target and topic.spec.partitions and not topic.spec.deleted_us
-        for topic in tuple(engine.main.journal.state.topics.values())
+        for topic in tuple(engine.log.journal.state.topics.values())
     ):
         raise InvalidRequest(
             "the dead_letter_topic is partitioned, name one of its parts or another topic",
@@ -187,7 +187,7 @@ def is_stored(engine: Instance, runtime: TopicRuntime) -> bool:
 
     That never changes in a topic's life. For any thread; it never waits.
     """
-    values = engine.main.journal.state.values
+    values = engine.log.journal.state.values
     spec = runtime.state.spec
     name = runtime.name.rpartition("-part-")[0] if spec.part_of else runtime.name
     # In this order: the name goes only after the id has come.

@@ -31,9 +31,9 @@ from frazil.log import format as fmt
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from frazil.log import TopicState
+    from frazil.log import Log, TopicState
     from frazil.log.codec import Waiter
-    from frazil.topic import Indexer, Instance, LaneRuntime, TopicRuntime
+    from frazil.topic import Indexer, Instance, TopicRuntime
 
 HOLD_PREFIX: Final = "subscription:"
 """How the holds of subscriptions are named; no other hold may be."""
@@ -70,7 +70,7 @@ class Cursors:
             self._check_place(runtime, place)
             # The hold first: a subscription without one could lose records before it reads them.
             hold = _hold_control(runtime.state, name, min(place.acked_below, runtime.state.durable))
-            _commit_each(runtime.lane, [hold, _control(runtime.state, [placed(name, place)])])
+            _commit_each(runtime.log, [hold, _control(runtime.state, [placed(name, place)])])
 
     def reset(self, topic: str, name: str, cursor: CursorState | int) -> None:
         """Put a subscription somewhere else, back or ahead; durable on return.
@@ -92,7 +92,7 @@ class Cursors:
                 # Back first: the hold is never ahead of the cursor.
                 offset = min(place.acked_below, runtime.state.durable)
                 controls.insert(0, _hold_control(runtime.state, name, offset))
-            _commit_each(runtime.lane, controls)
+            _commit_each(runtime.log, controls)
 
     def drop(self, topic: str, name: str) -> None:
         """End a subscription and let its records go; durable on return.
@@ -104,7 +104,7 @@ class Cursors:
             runtime = self._engine.topic_runtime(topic)
             self._check_known(runtime, name)
             dropped = _control(runtime.state, [Dropped(name)])
-            _commit_each(runtime.lane, [dropped, _hold_control(runtime.state, name, None)])
+            _commit_each(runtime.log, [dropped, _hold_control(runtime.state, name, None)])
 
     def apply(self, topic: str, changes: Sequence[Change], waiter: Waiter | None = None) -> Any:
         """Write acks and attempts of a topic's subscriptions as one frame, and return at once.
@@ -120,7 +120,7 @@ class Cursors:
             Overloaded: if the journal's queue is full.
         """
         runtime = self._engine.topic_runtime(topic)
-        journal = runtime.lane.journal
+        journal = runtime.log.journal
         if journal.failed is not None:
             raise journal.closed_error()
         if not changes:
@@ -128,7 +128,7 @@ class Cursors:
         for change in changes:
             self._check_change(runtime, change)
         waiter = Pending() if waiter is None else waiter
-        queue = runtime.lane.queue
+        queue = runtime.log.queue
         if not queue.submit(_entry(_control(runtime.state, changes), waiter)):
             raise queue.overloaded()
         return waiter
@@ -144,7 +144,7 @@ class Cursors:
         def copies() -> dict[str, CursorState]:
             return {name: cursor.copy() for name, cursor in cursors.items()}
 
-        found: dict[str, CursorState] = runtime.lane.queue.call(copies)
+        found: dict[str, CursorState] = runtime.log.queue.call(copies)
         return found
 
     def names(self, topic: str) -> list[str]:
@@ -214,50 +214,41 @@ class Cursors:
 
     # -- what follows ----------------------------------------------------------------------------
 
-    def unsettled(self) -> list[tuple[LaneRuntime, list[Control]]]:
+    def unsettled(self) -> list[Control]:
         """Return the frames that bring holds in line with subscriptions after a crash.
 
         Only while nothing else is written: at the opening.
         """
-        by_lane: dict[str, tuple[LaneRuntime, list[Control]]] = {}
-        for runtime in self._engine.runtimes:
-            controls = list(_missing_holds(runtime))
-            if controls:
-                by_lane.setdefault(runtime.lane.name, (runtime.lane, []))[1].extend(controls)
-        return list(by_lane.values())
+        return [each for runtime in self._engine.runtimes for each in _missing_holds(runtime)]
 
     def follow(self) -> None:
         """Move holds up to their cursors and copy cursors to the metadata, where they changed.
 
         A hold without a subscription, left by a call that failed half way, is dropped.
         """
-        for lane in self._engine.lanes:
-            if lane.journal.failed is None and not lane.journal.closed:
-                # Holds are moved under the lock, so that no subscription is put back meanwhile.
-                with self._engine.control_lock:
-                    self._follow_lane(lane)
+        log = self._engine.log
+        if log.journal.failed is None and not log.journal.closed:
+            # Holds are moved under the lock, so that no subscription is put back meanwhile.
+            with self._engine.control_lock:
+                # On the journal's thread, between groups: what is seen there is durable.
+                holds, copies, gone = log.queue.call(partial(self._changed, log))
+                _commit(log, holds)
+                self._note(copies, gone)
         with self._engine.control_lock:
             alive = {runtime.state.id for runtime in self._engine.runtimes}
-            self._note(self._engine.main, {}, [key for key in self._copied if key[0] not in alive])
+            self._note({}, [key for key in self._copied if key[0] not in alive])
 
-    def _follow_lane(self, lane: LaneRuntime) -> None:
-        # On the journal's thread, between groups: what is seen there is durable.
-        holds, copies, gone = lane.queue.call(partial(self._changed, lane))
-        _commit(lane, holds)
-        self._note(lane, copies, gone)
-
-    def _note(self, lane: LaneRuntime, copies: CursorCopies, gone: list[tuple[int, str]]) -> None:
-        if (copies or gone) and self._indexer.cursors_changed(lane.journal, copies, gone):
+    def _note(self, copies: CursorCopies, gone: list[tuple[int, str]]) -> None:
+        journal = self._engine.log.journal
+        if (copies or gone) and self._indexer.cursors_changed(journal, copies, gone):
             self._copied.update({key: cursor.lsn for key, cursor in copies.items()})
             for key in gone:
                 self._copied.pop(key, None)
 
-    def _changed(
-        self, lane: LaneRuntime
-    ) -> tuple[list[Control], CursorCopies, list[tuple[int, str]]]:
+    def _changed(self, log: Log) -> tuple[list[Control], CursorCopies, list[tuple[int, str]]]:
         holds: list[Control] = []
         copies: CursorCopies = {}
-        topics = lane.journal.state.topics
+        topics = log.journal.state.topics
         for topic in topics.values():
             if topic.spec.deleted_us:
                 continue
@@ -323,17 +314,17 @@ def _entry(control: Control, waiter: Waiter) -> tuple[Any, ...]:
     return (None, None, control, 0, size, waiter, None)
 
 
-def _commit_each(lane: LaneRuntime, controls: Sequence[Control]) -> None:
+def _commit_each(log: Log, controls: Sequence[Control]) -> None:
     """Make frames durable one after another: none is written if the one before was refused."""
     for control in controls:
-        _commit(lane, [control])
+        _commit(log, [control])
 
 
-def _commit(lane: LaneRuntime, controls: Sequence[Control]) -> None:
+def _commit(log: Log, controls: Sequence[Control]) -> None:
     """Write frames behind each other and wait until all are durable."""
     if not controls:
         return
     pendings = [Pending() for _ in controls]
-    lane.queue.submit_waiting(*map(_entry, controls, pendings))
+    log.queue.submit_waiting(*map(_entry, controls, pendings))
     for pending in pendings:
         pending.result()

@@ -102,6 +102,6 @@ class DeadLetters:
         written: asyncio.Future[Any] = self._loop.create_future()
         # Synced, whatever the topic's own acks mean: its record is settled durably next.
         entry: Entry = (runtime.state, codec, data, count, size, written, Sender(sync=True))
-        if not runtime.lane.queue.submit(entry):
-            raise runtime.lane.queue.overloaded()
+        if not runtime.log.queue.submit(entry):
+            raise runtime.log.queue.overloaded()
         await written

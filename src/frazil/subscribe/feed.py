@@ -157,7 +157,7 @@ class TopicFeed:
 
     def end_error(self) -> FrazilError | None:
         """Return why nothing more will come, None while the topic lives."""
-        journal = self.runtime.lane.journal
+        journal = self.runtime.log.journal
         if journal.closed or journal.failed is not None:
             return journal.closed_error()
         if self.runtime.state.spec.deleted_us:
@@ -186,7 +186,7 @@ class TopicFeed:
 
     def _read_live(self, offset: int) -> Chunk | None:
         """Read what was just written, from the log alone: it is still in the machine's memory."""
-        source, topic = self.runtime.lane.source, self.runtime.state.id
+        source, topic = self.runtime.log.source, self.runtime.state.id
         if self.end_error() is not None:
             return None
         try:

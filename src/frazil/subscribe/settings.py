@@ -186,7 +186,7 @@ class SubscriptionSettings:
 
     def _uids(self) -> set[str]:
         """Return the identities of all topics that exist, even of those that cannot be used."""
-        main = self._engine.main
+        main = self._engine.log
 
         def of_all() -> set[str]:
             specs = [topic.spec for topic in main.journal.state.topics.values()]

@@ -194,18 +194,13 @@ class TopicMemory:
         with self.lock:
             version = self.state.codec.version if version is None else version
             chunks = list(self._held.chunks)
-            first, rows = len(chunks), 0
             for batch in batches:
                 chunk = chunk_of_history(batch, version=version)
                 assert not chunks or chunks[-1].end <= chunk.offset
                 if not chunks:
                     self.start = chunk.offset
                 chunks.append(chunk)
-                rows += chunk.count
-                if rows >= self.merge_rows:
-                    chunks[first:] = _joined_runs(chunks[first:], self.merge_rows)
-                    first, rows = len(chunks), 0
-            chunks[first:] = _joined_runs(chunks[first:], self.merge_rows)
+                _join_end(chunks, self.merge_rows)
             if start is not None:
                 assert start <= self.start or not chunks
                 self.start = start
@@ -342,17 +337,6 @@ def _join_end(chunks: list[Chunk], rows_max: int) -> None:
         first -= 1
     if first < len(chunks) - 1:
         chunks[first:] = [join_chunks(chunks[first:])]
-
-
-def _joined_runs(chunks: Sequence[Chunk], rows_max: int) -> list[Chunk]:
-    """Join neighbours greedily up to so many rows each."""
-    joined: list[Chunk] = []
-    first = 0
-    while first < len(chunks):
-        run = _run_from(chunks, first, rows_max)
-        joined.append(join_chunks(run) if len(run) > 1 else run[0])
-        first += len(run)
-    return joined
 
 
 def _run_from(chunks: Sequence[Chunk], first: int, rows_max: int) -> Sequence[Chunk]:

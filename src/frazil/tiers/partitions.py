@@ -85,11 +85,6 @@ class Partitioner:
         self._fields = tuple(_bound(field, by_id.get(field.column_id)) for field in fields)
         self._known: dict[tuple[Any, ...], Partition] = {}
 
-    @property
-    def partitioned(self) -> bool:
-        """Tell whether there is more than one partition."""
-        return bool(self._fields)
-
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
         """Return the rows of each partition in their order, in the order of first rows."""
         if not batch.num_rows:

@@ -7,7 +7,6 @@ and are then refused with advice.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Closed, Overloaded, Unavailable
@@ -79,7 +78,7 @@ class Retention:
         for topic in self._tiers.topics:
             if not topic.keyed_topic and self._tiers.disk.picture(topic.id).spans:
                 # Under these locks no hold is set and no reader begins that needs the records.
-                with self._engine.control_lock, topic.runtime.lane.pinning:
+                with self._engine.control_lock, topic.runtime.log.pinning:
                     below = self.retained_from(topic)
                     if below > self._tiers.disk.start(topic.id):
                         self.expire(topic, below)
@@ -146,7 +145,7 @@ class Retention:
         state, disk = runtime.state, self._tiers.disk
         size = disk.space.held_bytes(state.id, state.floor)
         first = max(disk.flushed(state.id), state.floor)
-        for segment in runtime.lane.journal.segments:
+        for segment in runtime.log.journal.segments:
             summary = segment.summary(state.id)
             if summary is not None and summary[1] > first:
                 # Records of a segment that files hold as well are subtracted by their number.
@@ -259,9 +258,7 @@ class Retention:
 
     def _evict(self, bytes_max: int) -> None:
         # Under these locks no hold is set and no reader begins that needs the files.
-        with self._engine.control_lock, contextlib.ExitStack() as pinning:
-            for lane in self._engine.lanes:
-                pinning.enter_context(lane.pinning)
+        with self._engine.control_lock, self._engine.log.pinning:
             floors = {topic.id: topic.state.floor for topic in self._tiers.topics}
             # Look-ups by key need the rows of a keyed topic locally.
             uploaded = {
@@ -276,7 +273,7 @@ class Retention:
     def drop_deleted(self) -> None:
         """Remove the files of topics that were deleted longer ago than the grace."""
         engine, disk = self._engine, self._tiers.disk
-        main = engine.main.journal
+        main = engine.log.journal
         if main.failed is not None or not engine.time_trusted():
             return
         grace_us = int(engine.settings.topics.delete_grace_s * 1e6)

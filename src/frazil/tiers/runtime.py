@@ -257,7 +257,7 @@ class Tiers:
         return sum(each.keyed.index.bytes for each in self.topics if each.keyed is not None)
 
     def _queued_bytes(self) -> int:
-        return sum(getattr(lane.queue, "queued", (0, 0))[1] for lane in self._engine.lanes)
+        return int(getattr(self._engine.log.queue, "queued", (0, 0))[1])
 
     def index_bytes_max(self) -> int:
         """Return the limit of one topic's index: its part of the indexes' share."""

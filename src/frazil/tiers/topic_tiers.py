@@ -271,7 +271,7 @@ class TopicTiers:
             return
         version = self.state.codec.version
         try:
-            piece = self.runtime.lane.source.read(
+            piece = self.runtime.log.source.read(
                 self.id, offset=self._load_at, bytes_max=LOAD_BYTES
             )
         except CorruptionError as error:
@@ -279,7 +279,7 @@ class TopicTiers:
             return
         except NotFound:
             # The log frees a leading gap as soon as no record precedes it.
-            start = self.runtime.lane.source.range(self.id).first
+            start = self.runtime.log.source.range(self.id).first
             if start <= self._load_at:
                 raise
             self._load_at = start
@@ -369,7 +369,7 @@ class TopicTiers:
 
     def _sent_runs(self, first: int, end: int) -> list[SentRun]:
         """Return the producers' runs of `[first, end)` in the log, for topics that are uploaded."""
-        journal = self.runtime.lane.journal
+        journal = self.runtime.log.journal
         spec = self.state.spec
         if not has_objects(spec, self.runtime.settings) or not journal.state.producer_id_last:
             return []
@@ -506,7 +506,7 @@ class TopicTiers:
         broken = self.broken()
         if not broken:
             return end
-        held = self.runtime.lane.source.range(self.id).first
+        held = self.runtime.log.source.range(self.id).first
         firsts = [
             span.first
             for span in self.disk.picture(self.id).spans
@@ -517,7 +517,7 @@ class TopicTiers:
     def rebuild(self, file: DiskFile) -> bool:
         """Rewrite the set of a damaged file from the log; False if the log lacks its range."""
         span = self.disk.set_of(file)
-        held = self.runtime.lane.source.range(self.id)
+        held = self.runtime.log.source.range(self.id)
         if span is None or span.first < held.first or span.end > held.end:
             return False
         with self._moving:
@@ -552,7 +552,7 @@ class TopicTiers:
     def _logged_rows(self, first: int, end: int, columns: Any) -> Iterator[pa.RecordBatch]:
         offset = first
         while offset < end:
-            piece = self.runtime.lane.source.read(self.id, offset=offset, bytes_max=LOAD_BYTES)
+            piece = self.runtime.log.source.read(self.id, offset=offset, bytes_max=LOAD_BYTES)
             batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
             if self.state.codec.version != columns.version:
                 raise Conflict("columns changed while a file was written again", topic=self.name)

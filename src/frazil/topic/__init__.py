@@ -62,7 +62,6 @@ from frazil.topic.indexing import (
     open_stores,
 )
 from frazil.topic.instance import Instance
-from frazil.topic.lanes import LaneRuntime
 from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
 from frazil.topic.reading import AsyncReader, Reader, Start, start_offset
 from frazil.topic.runtime import MESSAGE_OVERHEAD_BYTES, Prepared, TopicRuntime
@@ -122,7 +121,6 @@ __all__ = [
     "Image",
     "Indexer",
     "Instance",
-    "LaneRuntime",
     "MemoryFacts",
     "MemoryLimits",
     "MessageCodec",

@@ -191,12 +191,12 @@ def nothing_written(runtime: TopicRuntime) -> Ack:
     """Return the ack of a call whose events were all passed over: of no record, at the head."""
     check_there(runtime)
     head = runtime.state.visible
-    return Ack(head, head - 1, runtime.lane.journal.state.lsn)
+    return Ack(head, head - 1, runtime.log.journal.state.lsn)
 
 
 def check_there(runtime: TopicRuntime) -> None:
     """Refuse to answer from a closed engine, or about a topic that was deleted."""
-    journal = runtime.lane.journal
+    journal = runtime.log.journal
     if journal.closed:
         raise journal.closed_error()
     refused = None if runtime.refusal is None else runtime.refusal()

@@ -290,25 +290,24 @@ class Indexer:
             return False
         return True
 
-    def mend(self, journals: Iterable[Journal], topics: Iterable[TopicState]) -> None:
-        """Bring the index in line again after the store failed, while the journals are at work.
+    def mend(self, journal: Journal, topics: Iterable[TopicState]) -> None:
+        """Bring the index in line again after the store failed, while the journal is at work.
 
         Cursors are left out: they may be ahead of what is durable. Copies that failed were not
         noted as made, and are made again.
         """
         self.failed = None
-        self.rebuild(journals, topics, cursors=False)
+        self.rebuild(journal, topics, cursors=False)
 
     def rebuild(
-        self, journals: Iterable[Journal], topics: Iterable[TopicState], *, cursors: bool = True
+        self, journal: Journal, topics: Iterable[TopicState], *, cursors: bool = True
     ) -> list[str]:
-        """Bring the whole index in line with the journals; return warnings.
+        """Bring the whole index in line with the journal; return warnings.
 
         What the index has and the log does not is removed; what it lacks is added.
         """
         if self.failed is not None:
             return []
-        journals = list(journals)
         warnings: list[str] = []
         wanted: dict[str, bytes] = {}
         copies: dict[str, bytes] = {}
@@ -318,13 +317,13 @@ class Indexer:
                 copies[self._cursor_key(topic, name)] = _cursor_row(topic.id, name, cursor)
 
         def write() -> None:
-            warnings.extend(each for journal in journals if (each := self._ahead(journal)))
+            if ahead := self._ahead(journal):
+                warnings.append(ahead)
             self._replace((TOPICS, SCHEMAS), wanted)
-            if cursors and all(journal.failed is None for journal in journals):
+            if cursors and journal.failed is None:
                 # What a failed journal says of its cursors may not be durable.
                 self._replace((SUBSCRIPTIONS,), copies)
-            for journal in journals:
-                self._note_applied(journal)
+            self._note_applied(journal)
 
         if not self._attempt(write):
             warnings.append(f"metadata cannot be written: {self.failed}")

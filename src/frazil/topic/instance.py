@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
+    from frazil.log import Log
     from frazil.metadata import Ownership
     from frazil.model import TopicSpec
     from frazil.topic.indexing import Stores
-    from frazil.topic.lanes import LaneRuntime
     from frazil.topic.runtime import TopicRuntime
     from frazil.topic.states import States
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 class Instance:
     """What the features of one engine share. The engine fills it while it opens the directory."""
 
-    main: LaneRuntime
-    """The journal of all topics."""
+    log: Log
     stores: Stores
     ownership: Ownership
     states: States
@@ -50,7 +49,6 @@ class Instance:
         self._process = os.getpid()
         self._threads = threads
         self._control = threading.RLock()
-        self._lanes: dict[int, LaneRuntime] = {}
         self._topics: dict[str, TopicRuntime] = {}
         self._parents: dict[str, TopicSpec] = {}
         self.unusable: dict[str, str] = {}
@@ -78,11 +76,6 @@ class Instance:
         """Return all topics at work."""
         return list(self._topics.values())
 
-    @property
-    def lanes(self) -> list[LaneRuntime]:
-        """Return all journals at work, the shared one first."""
-        return self._all_lanes()
-
     def is_current(self, runtime: TopicRuntime) -> bool:
         """Tell whether a topic is at work and was not deleted."""
         return self._topics.get(runtime.name) is runtime
@@ -107,17 +100,13 @@ class Instance:
         self._check_open()
 
     def visible_ends(self, runtimes: Sequence[TopicRuntime]) -> list[int]:
-        """Return the ends of what readers of topics may see, all at one instant."""
+        """Return the ends of what readers of topics may see, all of one instant."""
+        journal = self.log.journal
         while True:
-            before = [lane.journal.shown for lane in self.lanes]
+            before = journal.shown
             ends = [runtime.state.visible for runtime in runtimes]
-            if before == [lane.journal.shown for lane in self.lanes] and not any(
-                shown % 2 for shown in before
-            ):
+            if before == journal.shown and not before % 2:
                 return ends
-
-    def _all_lanes(self) -> list[LaneRuntime]:
-        return [self.main, *self._lanes.values()]
 
     def _runtimes(self, full: str) -> list[TopicRuntime]:
         parent = self._parents.get(full)
@@ -153,7 +142,7 @@ class Instance:
 
     def whole_name(self, spec: TopicSpec) -> str:
         """Return a topic's name; of a part, that of the partitioned topic."""
-        return self.main.journal.state.topics[spec.part_of].spec.name if spec.part_of else spec.name
+        return self.log.journal.state.topics[spec.part_of].spec.name if spec.part_of else spec.name
 
     def time_trusted(self) -> bool:
         """Tell whether decisions by the wall clock may be made now."""

@@ -102,7 +102,7 @@ class Reader:
         self._time = start if late else None
         self.offset = start_offset(runtime, "earliest" if late else start)
         self.gaps: list[OffsetRange] = []
-        with runtime.lane.pinning:
+        with runtime.log.pinning:
             # Retention sees the pin before it frees, or the first read sees that it did.
             self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
             self._held = runtime.history.range(runtime.state.id).first <= self.offset
@@ -171,7 +171,7 @@ class Reader:
 
     def _read_piece(self) -> Piece:
         history, topic = self._runtime.history, self._runtime.state.id
-        journal = self._runtime.lane.journal
+        journal = self._runtime.log.journal
         if journal.closed:
             # The files may belong to another process by now.
             raise journal.closed_error()
@@ -189,7 +189,7 @@ class Reader:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         # Every record that is pinned is kept, but for those that a quota expired: here is a
         # declared gap, whose declaration went with the records before it.
-        source = self._runtime.lane.source if self._is_behind_files() else history
+        source = self._runtime.log.source if self._is_behind_files() else history
         self.offset = max(position, source.range(topic).first)
         piece = history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         if self.offset == position:
@@ -241,12 +241,12 @@ class Reader:
         return True
 
     def _has_news(self) -> bool:
-        state, journal = self._runtime.state, self._runtime.lane.journal
+        state, journal = self._runtime.state, self._runtime.log.journal
         ended = journal.closed or bool(journal.failed) or bool(state.spec.deleted_us)
         return state.visible > self.offset or ended
 
     def _check_open(self) -> None:
-        journal = self._runtime.lane.journal
+        journal = self._runtime.log.journal
         state = self._runtime.state
         if state.visible > self.offset:
             return

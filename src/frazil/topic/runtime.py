@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.config import Settings
-    from frazil.log import Codec, Payload, TopicState
+    from frazil.log import Codec, Log, Payload, TopicState
     from frazil.log.codec import Entry
     from frazil.schema import IngestLimits
     from frazil.tiers import TopicTiers
     from frazil.topic.acks import TierWaits
     from frazil.topic.frames import Columns, KeyedColumns
-    from frazil.topic.lanes import LaneRuntime
 
 __all__ = []
 
@@ -147,7 +146,7 @@ class TopicRuntime:
     def __init__(
         self,
         state: TopicState,
-        lane: LaneRuntime,
+        log: Log,
         *,
         settings: Settings,
         limits: IngestLimits,
@@ -155,12 +154,12 @@ class TopicRuntime:
         options: pa.ipc.IpcWriteOptions,
     ) -> None:
         self.state = state
-        self.lane = lane
-        self.queue: Any = lane.queue
+        self.log = log
+        self.queue: Any = log.queue
         self.clock = clock
         self.settings = settings
         self.limits = limits
-        self.history = ChainedHistory([lane.source])
+        self.history = ChainedHistory([log.source])
         self.refusal: Callable[[], FrazilError] | None = None
         """Set while publishing to this topic is stopped."""
         self.tiers: TopicTiers | None = None

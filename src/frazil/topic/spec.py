@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = []
 
 _SYNC_MODES: Final = ("none", "periodic", "commit")
-_LANES: Final = ("shared", "dedicated")
 _ON_FULL: Final = ("block", "expire")
 _UNKNOWN_KEY: Final = ("ignore", "error", "insert")
 NAMESPACE_OF_SQL: Final = "information_schema"
@@ -222,8 +221,6 @@ def check_options(options: Mapping[str, object], settings: Settings) -> dict[str
             continue
         if key == "sync":
             clean[key] = _one_of(key, value, _SYNC_MODES)
-        elif key == "lane":
-            clean[key] = _one_of(key, value, _LANES)
         elif key == "on_full":
             clean[key] = _one_of(key, value, _ON_FULL)
         elif key == "retention_age":
@@ -417,8 +414,7 @@ def shared_schemas(copies: Iterable[Mapping[int, bytes]]) -> dict[int, bytes]:
         for version, data in copy.items():
             if whole.setdefault(version, data) != data:
                 raise CorruptionError(
-                    "one version of the columns differs between the parts of a topic or between "
-                    "its lane and the journal",
+                    "one version of the columns differs between the parts of a topic",
                     version=version,
                 )
     return dict(sorted(whole.items()))

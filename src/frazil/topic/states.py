@@ -54,7 +54,7 @@ class States:
         """At least the size of all values; removed and replaced ones count until it is full."""
 
     def _count(self) -> int:
-        values = self._engine.main.journal.state.values
+        values = self._engine.log.journal.state.values
         return sum(_size(key, value) for (_tag, key), value in list(values.items()))
 
     def put(self, tag: int, key: str, value: bytes) -> None:
@@ -80,7 +80,7 @@ class States:
         payload = msgspec.msgpack.encode((int(tag), key, value))
         control = Control(fmt.KIND_STATE, 0, payload)
         size = len(payload) + fmt.FRAME_HEAD_BYTES
-        queue, what = self._engine.main.queue, (int(tag), key)
+        queue, what = self._engine.log.queue, (int(tag), key)
         with self._lock:
             self._check_room(what, value)
             waiter = waiter or Pending()
@@ -94,7 +94,7 @@ class States:
         if value is None or self._bytes + _size(what[1], value) <= BYTES_MAX:
             return
         self._bytes = self._count()
-        known = self._engine.main.journal.state.values.get(what)
+        known = self._engine.log.journal.state.values.get(what)
         replaced = 0 if known is None else _size(what[1], known)
         total = self._bytes - replaced + _size(what[1], value)
         if total > BYTES_MAX:
@@ -106,8 +106,8 @@ class States:
 
     def get(self, tag: int, key: str) -> bytes | None:
         """Return a durable value, None if there is none."""
-        values = self._engine.main.journal.state.values
-        found: bytes | None = self._engine.main.queue.call(lambda: values.get((int(tag), key)))
+        values = self._engine.log.journal.state.values
+        found: bytes | None = self._engine.log.queue.call(lambda: values.get((int(tag), key)))
         return found
 
     def items(self, tag: int) -> dict[str, bytes]:
@@ -115,12 +115,12 @@ class States:
 
         Waits for the group that is being written; every change answered before is in it.
         """
-        values = self._engine.main.journal.state.values
+        values = self._engine.log.journal.state.values
 
         def of_tag() -> dict[str, bytes]:
             return {key: value for (own, key), value in values.items() if own == tag}
 
-        found: dict[str, bytes] = self._engine.main.queue.call(of_tag)
+        found: dict[str, bytes] = self._engine.log.queue.call(of_tag)
         return found
 
 
@@ -154,7 +154,7 @@ def has_namespace_for(engine: Instance, topic: str) -> bool:
     namespace = full_topic_name(topic).split("/", 2)[1]
     if namespace in engine.settings.serve.namespaces_at_boot:
         return True
-    values = engine.main.journal.state.values
+    values = engine.log.journal.state.values
     if (int(StateTag.NAMESPACE), namespace) in values:
         return True
     names = [*(runtime.name for runtime in engine.runtimes), *list(engine.unusable)]

@@ -41,7 +41,7 @@ def test_a_table_topic_with_everything(call):
     call(
         *("topic", "create", "/shop/orders", "--column", "id:long", "--column", "ts:timestamptz"),
         *("--column", "price:decimal(10,2) not null", "--key", "id", "--partition-by", "day(ts)"),
-        *("--sync", "periodic", "--lane", "dedicated"),
+        *("--sync", "periodic"),
         *("--retention-bytes", "20GiB", "--on-full", "block"),
     )
     found = values(call("topic", "describe", "/shop/orders", "--output", "json"))
@@ -52,7 +52,7 @@ def test_a_table_topic_with_everything(call):
     ]
     assert found["primary_key"] == ["id"]
     assert found["partition_by"] == ["day(ts)"]
-    assert (found["sync"], found["lane"], found["on_full"]) == ("periodic", "dedicated", "block")
+    assert (found["sync"], found["on_full"]) == ("periodic", "block")
     assert (found["retention_age_s"], found["retention_bytes"]) == (None, 20 << 30)
     shown = call("topic", "describe", "/shop/orders").stdout
     assert "decimal(10,2)" in shown
@@ -191,11 +191,11 @@ def test_global_options_reach_the_settings(call):
 
 @pytest.fixture
 def filled(call, tmp_path):
-    """A directory with several sealed segments, two topics and a lane of its own."""
+    """A directory with several sealed segments and three topics."""
     small = ("--set", "log.segment_bytes_max=1200KiB", "--set", "log.write_bytes_max=150KiB")
     small += ("--set", "topics.message_bytes_max=100KiB", "--set", "log.prefill_bytes=0")
-    call("topic", "create", "lane", "--lane", "dedicated")
-    call("publish", "lane", given="own\n")
+    call("topic", "create", "own")
+    call("publish", "own", given="own\n")
     call("publish", "rows", given='{"id":1}\n{"id":2}\n')
     payload = "x" * 50_000
     call(*small, "publish", "big", "--batch", 2, given=f"{payload}\n" * 60)
@@ -205,9 +205,8 @@ def filled(call, tmp_path):
 
 
 def test_segments_are_listed(filled):
-    """`log ls` has ids, sizes, states, offset ranges and lsn of all journals."""
-    journal, lane = values(filled("log", "ls", "-o", "json"))
-    assert (journal["name"], lane["name"]) == ("journal", "lane-1")
+    """`log ls` has ids, sizes, states, offset ranges and lsn of the journal."""
+    [journal] = values(filled("log", "ls", "-o", "json"))
     segments = journal["segments"]
     assert len(segments) >= 3
     assert all(each["sealed"] for each in segments[:-1])

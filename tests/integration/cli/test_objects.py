@@ -55,7 +55,7 @@ def place(tmp_path):
         for count in (5, 3):
             topic.append_many([b"record"] * count)
             db.objects.flush(TOPIC)
-        made.broker = db.main.journal.journal_id
+        made.broker = db.log.journal.journal_id
     return made
 
 

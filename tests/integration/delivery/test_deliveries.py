@@ -159,7 +159,7 @@ def test_the_answer_to_a_publish_comes_before_its_delivery(tmp_path):
         for number in range(200):
             answer = Noting(order, loop=asyncio.get_running_loop())
             codec, data, count, size = runtime.prepare(b"%d" % number, {})
-            runtime.lane.queue.submit((runtime.state, codec, data, count, size, answer, None))
+            runtime.log.queue.submit((runtime.state, codec, data, count, size, answer, None))
             await answer
         await until(lambda: len(order) == 400)
         places = {what: at for at, what in enumerate(order)}

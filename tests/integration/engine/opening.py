@@ -60,8 +60,7 @@ def column_of(topic, name, start="earliest", **options):
     return [record[name] for record in rows_of(topic, start, **options)]
 
 
-def rotate(engine, lane=None):
+def rotate(engine):
     """Start a new segment and seal the old one, as size or age would."""
-    lane = lane or engine.main
-    lane.queue.call(lane.journal.rotate)
+    engine.log.queue.call(engine.log.journal.rotate)
     engine.upkeep.seal()

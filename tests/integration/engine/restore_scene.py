@@ -75,7 +75,7 @@ class Scene:
     def forget_backups_since(self, made):
         """End the present life as if no backup had been made since that one, or ever."""
         store = self.store()
-        broker = self.engine.main.journal.journal_id
+        broker = self.engine.log.journal.journal_id
         self.close()
         keys = [found.key for found in backup_keys(store, broker)]
         store.delete(keys[keys.index(made["key"]) + 1 :] if made is not None else keys)

@@ -19,11 +19,10 @@ LOOKS = {
 
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("partitions", [0, 2])
-@pytest.mark.parametrize("lane", ["shared", "dedicated"])
-def test_a_handle_of_a_deleted_topic_finds_nothing(tmp_path, look, partitions, lane):
+def test_a_handle_of_a_deleted_topic_finds_nothing(tmp_path, look, partitions):
     """Look-ups and the feed of an old handle say that the topic is gone, also of a new namesake."""
     with open_small(tmp_path) as engine:
-        options = {"primary_key": "id", "partitions": partitions, "lane": lane}
+        options = {"primary_key": "id", "partitions": partitions}
         topic = engine.create_topic("t", {"id": "long"}, **options)
         topic.append(id=1)
         assert LOOKS[look](topic)

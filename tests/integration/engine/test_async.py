@@ -144,7 +144,7 @@ def test_a_full_queue_makes_tasks_wait_then_refuses(tmp_path):
     async def main(db):
         topic = await db.create_topic("t")
         loop = asyncio.get_running_loop()
-        stuck = loop.run_in_executor(None, db.engine.main.queue.call, lambda: time.sleep(0.6))
+        stuck = loop.run_in_executor(None, db.engine.log.queue.call, lambda: time.sleep(0.6))
         await asyncio.sleep(0.05)
         tasks = [asyncio.create_task(topic.append(b"x")) for _ in range(20)]
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -203,7 +203,7 @@ def test_a_publisher_of_an_ended_loop_does_not_stop_the_engine(tmp_path):
     """A task that waited for room in vain and ended with its loop does not fail the journal."""
     with open_small(tmp_path, queue_records_max=1, queue_wait_s=0.05) as engine:
         topic = engine.create_topic("t")
-        stuck = threading.Thread(target=engine.main.queue.call, args=(lambda: time.sleep(0.4),))
+        stuck = threading.Thread(target=engine.log.queue.call, args=(lambda: time.sleep(0.4),))
         stuck.start()
         time.sleep(0.05)
 

@@ -54,7 +54,7 @@ def test_background_work_is_told(tmp_path):
         db.upkeep.free()
         assert db.stats()["upkeep"]["segments_freed"] == 1
         damage(tmp_path, b"number 1")
-        segment = db.main.journal.segments[0]
+        segment = db.log.journal.segments[0]
         fault = db.upkeep.scrub_segment(segment)
         assert db.stats()["upkeep"]["damage"] == {segment.path: fault}
         assert db.stats()["health"] == "degraded"
@@ -69,11 +69,11 @@ def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
         large.append(b"x")
         small.hold("a", 1)
         small.hold("b", 2)
-        assert db.stats()["journals"][0]["oldest_kept_by"] == []
+        assert db.stats()["journal"]["oldest_kept_by"] == []
         rotate(db)
         large.append(b"y")
         kept = [{"topic": "/default/small", "hold": "a", "offset": 1}]
-        assert db.stats()["journals"][0]["oldest_kept_by"] == kept
+        assert db.stats()["journal"]["oldest_kept_by"] == kept
         for topic in (small, large, parted):
             assert topic.describe()["oldest_kept_by"] == kept
     words = ["--data", str(tmp_path), "doctor", "--output", "json"]
@@ -85,7 +85,7 @@ def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
     assert "a of /default/small" in table.stdout
     with open_small(tmp_path, memory=LOG_ALONE) as db:
         db.topic("small").advance("a", 2)
-        assert db.stats()["journals"][0]["oldest_kept_by"] == []
+        assert db.stats()["journal"]["oldest_kept_by"] == []
 
 
 def test_with_files_the_hold_that_keeps_the_oldest_of_them_is_named(tmp_path):
@@ -103,6 +103,6 @@ def test_with_files_the_hold_that_keeps_the_oldest_of_them_is_named(tmp_path):
         kept = [{"topic": "/default/small", "hold": "a", "offset": 1}]
         assert small.describe()["oldest_kept_by"] == kept
         assert large.describe()["oldest_kept_by"] == []
-        assert db.stats()["journals"][0]["oldest_kept_by"] == []
+        assert db.stats()["journal"]["oldest_kept_by"] == []
         small.advance("a", 2)
         assert small.describe()["oldest_kept_by"] == []

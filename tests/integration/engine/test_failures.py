@@ -109,26 +109,6 @@ def test_all_waiters_of_a_failed_sync_are_answered(tmp_path):
     db.close()
 
 
-def test_a_lane_that_fails_leaves_the_others_alone(tmp_path):
-    """A failed sync of one lane stops this lane only."""
-
-    class LaneFails(FailsWhenTold):
-        def enter(self, verb, path, *more):
-            if self.broken and verb == "sync" and "/lanes/" in path:
-                raise OSError(errno.EIO, "injected", path)
-            return FaultyFileSystem.enter(self, verb, path, *more)
-
-    files = LaneFails()
-    with open_small(tmp_path, file_system=files) as db:
-        own = db.create_topic("own", lane="dedicated")
-        shared = db.create_topic("shared")
-        files.broken = True
-        with pytest.raises(Unavailable):
-            own.append(b"x")
-        assert shared.append(b"y").offset == 0
-        assert db.stats()["health"] == "failed"
-
-
 @pytest.mark.parametrize("verb", ["open", "lock", "make_directory", "list_directory", "read_at"])
 def test_a_directory_that_cannot_be_opened_is_an_error_of_ours(tmp_path, verb):
     """Whatever the disk refuses while opening is a `FrazilError`, and the next opening works."""
@@ -271,7 +251,7 @@ def test_metadata_that_cannot_be_written_does_not_stop_publishing(tmp_path):
 def test_metadata_that_is_missing_or_garbage_is_rebuilt(tmp_path):
     """Without its metadata, or with garbage in its place, the engine has everything."""
     with open_small(tmp_path) as db:
-        db.create_topic("a", lane="dedicated").append(b"1")
+        db.create_topic("a").append(b"1")
         db.create_topic("p", {"id": "long"}, primary_key="id", partitions=2).append(id=1)
         db.topic("a").hold("h", 0)
         before = {name: db.describe(name) for name in db.topics()}

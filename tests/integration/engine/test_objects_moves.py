@@ -97,7 +97,7 @@ def test_what_only_files_have_is_framed_again(tmp_path, kind):
         take_away(tmp_path)
         topic = published(db, kind, random.Random(kind))
         topic_id, end = topic.runtime.state.id, topic.runtime.state.durable
-        segments = topic.runtime.lane.journal.segments
+        segments = topic.runtime.log.journal.segments
         runs = list(logged_runs(segments, topic_id, first=0, end=end))
         assert len(runs) > 20
         rows = rows_of(topic)
@@ -306,7 +306,7 @@ def test_damage_in_the_log_is_passed_over_where_files_have_the_records(tmp_path)
             topic.append(b"payload %d" % number)
         topic.runtime.tiers.flush()
         rows = rows_of(topic)
-        segment = topic.runtime.lane.journal.segments[0]
+        segment = topic.runtime.log.journal.segments[0]
         places = segment.places(topic.runtime.state.id)
         for number in (0, 11, 12, 29):
             at = (places.positions[number] << 3) + 90

@@ -122,7 +122,7 @@ def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
     with open_with_objects(tmp_path) as db:
         bad, good = db.create_topic("bad"), db.create_topic("good")
         spec = bad.runtime.state.spec
-        broker = db.main.journal.journal_id.hex()
+        broker = db.log.journal.journal_id.hex()
         folder = tmp_path / "store" / broker / "topics" / f"{spec.id:08x}-{spec.uid}"
         folder.parent.mkdir(parents=True)
         folder.write_bytes(b"a file where a directory should be")
@@ -145,7 +145,7 @@ def test_a_failed_upload_is_counted_once(tmp_path):
     """`failures` is how often an upload was given up, by topic and in all."""
     with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.0}) as db:
         (tmp_path / "store").mkdir(exist_ok=True)
-        (tmp_path / "store" / db.main.journal.journal_id.hex()).write_bytes(b"no directory")
+        (tmp_path / "store" / db.log.journal.journal_id.hex()).write_bytes(b"no directory")
         topic = db.create_topic("bad")
         topic.append(b"x")
         known = db.objects.topics[topic.runtime.state.id]

@@ -48,7 +48,7 @@ def test_a_topic_that_cannot_be_used_keeps_no_other_from_being_opened(tmp_path):
         bad = engine.create_topic("bad", {"id": "long"})
         bad.append(id=1)
         control = schema_control(bad.runtime.state.id, 2, b"no columns at all")
-        engine.main.control(control)
+        engine.log.control(control)
     for _again in range(2):
         with open_small(tmp_path) as engine:
             assert engine.topics() == ["/default/good"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from decimal import Decimal
 
@@ -10,21 +9,8 @@ import pyarrow as pa
 import pytest
 
 import frazil
-from frazil.errors import Conflict, InvalidRequest, Unavailable
-from frazil.fs import RealFileSystem
+from frazil.errors import Conflict, InvalidRequest
 from tests.integration.engine.opening import open_small, payloads_of
-from tests.support import FaultyFileSystem
-
-
-class FailsInOnePlace(FaultyFileSystem):
-    """Fails every sync below a directory once it is told which."""
-
-    broken = ""
-
-    def enter(self, verb, path, *more):
-        if self.broken and "sync" in verb and path.startswith(self.broken):
-            raise OSError(errno.EIO, "Input/output error (injected)", path)
-        return super().enter(verb, path, *more)
 
 
 def test_a_message_goes_by_its_own_key(tmp_path):
@@ -76,7 +62,7 @@ def test_parts_share_their_syncs(tmp_path):
         table = pa.table({"id": list(range(500))})
 
         def syncs():
-            return db.stats()["journals"][0]["syncs"]
+            return db.stats()["journal"]["syncs"]
 
         before = syncs()
         acks = topic.append_many(rows)
@@ -90,17 +76,6 @@ def test_parts_share_their_syncs(tmp_path):
             [batch] = topic.parts[ack.part].read(ack.offset, limit=count)
             assert batch.count == count
         assert topic.stats()["message_count"] == 1000
-
-
-def test_parts_with_lanes_of_their_own_take_many(tmp_path):
-    """A call to parts in different journals is answered for each of them."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic(
-            "p", {"id": "long"}, primary_key="id", partitions=3, lane="dedicated"
-        )
-        acks = topic.append_many([{"id": number} for number in range(50)], ack="fsynced")
-        assert [ack.part for ack in acks] == [0, 1, 2]
-        assert topic.stats()["message_count"] == 50
 
 
 def test_columns_with_the_names_of_options_come_as_a_dict(tmp_path):
@@ -127,23 +102,6 @@ def test_what_is_no_list_of_records_is_refused(tmp_path, wrong):
         topic = db.create_topic("p", {"id": "long"}, primary_key="id", partitions=2)
         with pytest.raises(InvalidRequest, match="iterable of records"):
             topic.append_many(wrong)
-
-
-def test_a_call_that_only_some_parts_took_says_which(tmp_path):
-    """If one part's journal fails, the error names what the other parts have."""
-    disk = FailsInOnePlace(RealFileSystem())
-    db = open_small(tmp_path, file_system=disk)
-    topic = db.create_topic("p", {"id": "long"}, primary_key="id", partitions=2, lane="dedicated")
-    rows = [{"id": number} for number in range(20)]
-    good, bad = topic.append_many(rows)
-    assert (good.part, bad.part) == (0, 1)
-    disk.broken = topic.parts[1].runtime.lane.journal.directory
-    with pytest.raises(Unavailable) as caught:
-        topic.append_many(rows)
-    assert caught.value.details["outcome"] == "unknown"
-    first = good.offset_last + 1
-    assert caught.value.details["parts_written"] == f"0: {first}-{first + good.offset_last}"
-    db.close()
 
 
 def test_a_loose_part_is_a_topic_of_its_own(tmp_path):

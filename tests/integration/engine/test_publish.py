@@ -218,10 +218,10 @@ def test_unsynced_modes_answer_before_the_sync(tmp_path, sync):
     with open_small(tmp_path, sync_interval_s=3600.0, marker_delay_s=60.0) as db:
         topic = db.create_topic("t", sync=sync)
         topic.append(b"0")
-        syncs = db.stats()["journals"][0]["syncs"]
+        syncs = db.stats()["journal"]["syncs"]
         for number in range(20):
             topic.append(b"%d" % number)
-        assert db.stats()["journals"][0]["syncs"] == syncs
+        assert db.stats()["journal"]["syncs"] == syncs
         assert topic.stats()["durable"] < topic.stats()["head"] == 21
         assert len(payloads_of(topic)) == 21
         topic.append(b"last", ack="fsynced")
@@ -345,23 +345,6 @@ def test_wrong_producer_options_are_refused(tmp_path, options):
         with pytest.raises(InvalidRequest):
             topic.append(b"x", **options)
         assert topic.stats()["head"] == 0
-
-
-def test_lanes_are_journals_of_their_own(tmp_path):
-    """A dedicated lane has its own segments and survives a restart; lanes sync independently."""
-    with open_small(tmp_path) as db:
-        own = db.create_topic("own", lane="dedicated")
-        shared = db.create_topic("shared")
-        own.append(b"1")
-        syncs = [lane["syncs"] for lane in db.stats()["journals"]]
-        shared.append(b"2")
-        after = [lane["syncs"] for lane in db.stats()["journals"]]
-        assert after[1] == syncs[1]
-        assert after[0] == syncs[0] + 1
-        assert any((tmp_path / "lanes").rglob("*"))
-    with open_small(tmp_path) as db:
-        assert payloads_of(db.topic("own")) == [b"1"]
-        assert payloads_of(db.topic("shared")) == [b"2"]
 
 
 def test_threads_publish_to_one_topic_in_their_order(tmp_path):

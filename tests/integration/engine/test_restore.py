@@ -328,7 +328,7 @@ def test_a_store_without_brokers_or_with_several_is_told(scene, tmp_path):
     with pytest.raises(NotFound, match="no objects of any broker"):
         scene.restore()
     scene.open()
-    first = scene.engine.main.journal.journal_id
+    first = scene.engine.log.journal.journal_id
     publish(scene.engine.create_topic("events"), range(3))
     root = {"objects.root": str(tmp_path / "store")}
     with contextlib.closing(Scene(tmp_path / "other", **root)) as other:

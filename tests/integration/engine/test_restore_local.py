@@ -45,7 +45,7 @@ def test_a_journal_of_several_segments_is_written(tmp_path):
         other.append(payload=b"x", ack="uploaded")
         report = scene.lose_and_restore(local_all=True)
         assert report.bytes_local > sum(map(len, written))
-        assert len(scene.engine.main.journal.segments) > 2
+        assert len(scene.engine.log.journal.segments) > 2
         assert payloads_of(scene.engine.topic("events")) == written
         scene.close()
         scene.open()
@@ -163,7 +163,7 @@ def test_the_engine_makes_backups_by_itself(tmp_path):
 
     with contextlib.closing(Scene(tmp_path, **{"objects.backup_interval_s": 0.1})) as scene:
         topic = scene.engine.create_topic("events")
-        folder = scene.path / "store" / scene.engine.main.journal.journal_id.hex() / "backup"
+        folder = scene.path / "store" / scene.engine.log.journal.journal_id.hex() / "backup"
 
         def made():
             return sorted(path.name for path in folder.glob("*.frzb"))

@@ -126,7 +126,7 @@ def queue_held(db):
         busy.set()
         release.wait(10)
 
-    threading.Thread(target=lambda: db.main.queue.call(wait), daemon=True).start()
+    threading.Thread(target=lambda: db.log.queue.call(wait), daemon=True).start()
     assert busy.wait(10)
     return release
 
@@ -164,7 +164,7 @@ def test_a_cancelled_read_loses_no_batch(tmp_path):
         topic = await db.create_topic("t")
         for number in range(5):
             await topic.append(b"%d" % number)
-        source = db.engine.main.source
+        source = db.engine.log.source
         read, slow, running, most = source.read, threading.Event(), [], []
 
         def read_slowly(*arguments, **options):
@@ -210,7 +210,7 @@ def test_two_calls_at_once_share_one_fetch(tmp_path):
 
 def full_at(db, number):
     """Let the frame with this number of the next call be refused as on a full disk."""
-    commit = db.main.journal.commit
+    commit = db.log.journal.commit
 
     def commit_some(entries, deliver):
         if len(entries) <= number:
@@ -221,7 +221,7 @@ def full_at(db, number):
         waiters = [entry[5] for entry in entries[number:]]
         deliver(waiters, [full] * len(waiters))
 
-    db.main.journal.commit = commit_some
+    db.log.journal.commit = commit_some
 
 
 def test_a_call_that_was_written_in_part_says_so(tmp_path):

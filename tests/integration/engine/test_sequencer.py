@@ -124,7 +124,7 @@ def test_a_repeat_that_is_refused_early_hides_no_change_before_it(db, gate, kind
     first = send()
     if kind == "row":
         topic.upsert(k=1, a=0, b=0)
-    calls = Calls(db.main.queue)
+    calls = Calls(db.log.queue)
     gate.shut = True
     calls.begin("filler", lambda: topic.upsert(k=99, a=0, b=0), waits=0)
     gate.arrived()
@@ -143,7 +143,7 @@ def test_a_batch_that_found_no_room_is_forgotten(db, gate):
     """Updates go on after a batch was refused because the queue was full."""
     topic = db.create_topic("t", ROW, primary_key="k")
     topic.append_arrow(pa.table({"k": [1], "a": [0], "b": [0]}))
-    calls = Calls(db.main.queue)
+    calls = Calls(db.log.queue)
     gate.shut = True
     calls.begin("filler", lambda: topic.upsert(k=50, a=0, b=0), waits=0)
     gate.arrived()

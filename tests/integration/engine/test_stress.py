@@ -26,10 +26,10 @@ TIERS = {
 class Load:
     """Producers and readers of one topic; every ack and every record read is kept."""
 
-    def __init__(self, db, *, lane):
+    def __init__(self, db):
         self.db = db
-        self.topic = db.create_topic("t", sync="commit", lane=lane)
-        self.table = db.create_topic("u", {"n": "long"}, sync="periodic", lane=lane)
+        self.topic = db.create_topic("t", sync="commit")
+        self.table = db.create_topic("u", {"n": "long"}, sync="periodic")
         self.acked = {self.topic.name: {}, self.table.name: {}}
         self.read = [{self.topic.name: {}, self.table.name: {}} for _ in range(READERS)]
         self.skipped = 0
@@ -81,18 +81,16 @@ class Load:
     def upkeep(self):
         """Rotate and free all the time."""
         while not self.stop.wait(0.05):
-            for lane in self.db.lanes:
-                lane.queue.call(lane.journal.rotate)
+            self.db.log.queue.call(self.db.log.journal.rotate)
             self.db.upkeep.task.make_all_due()
 
 
 @pytest.mark.parametrize("tiers", TIERS)
-@pytest.mark.parametrize("lane", ["shared", "dedicated"])
-def test_everything_read_equals_what_was_acked(tmp_path, lane, tiers):
+def test_everything_read_equals_what_was_acked(tmp_path, tiers):
     """Under load each reader sees each acked record of its range once, at its offset."""
     options = {"retention_bytes": 200_000, "retention_age_s": 0.0, "retention_check_s": 0.05}
     with open_small(tmp_path, **options, **TIERS[tiers]) as db:
-        load = Load(db, lane=lane)
+        load = Load(db)
         works = [(load.produce, each) for each in range(PRODUCERS)]
         works += [(load.upkeep,)]
         readers = [

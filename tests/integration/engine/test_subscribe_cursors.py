@@ -182,17 +182,16 @@ def test_a_subscription_holds_its_records_and_the_hold_follows(tmp_path):
         assert start_of(db) == 5
 
 
-@pytest.mark.parametrize("lane", ["shared", "dedicated"])
-def test_holds_and_subscriptions_are_settled_after_a_crash(lane):
+def test_holds_and_subscriptions_are_settled_after_a_crash():
     """A hold whose subscription was never made goes, one that is missing comes back."""
     disk, clock = SimulatedFileSystem(), SimulatedClock()
     db = open_quiet("/data", file_system=disk, clock=clock)
-    db.create_topic("t", lane=lane).append_many([b"x"] * 9)
+    db.create_topic("t").append_many([b"x"] * 9)
     db.cursors.create("t", "s", 3)
     runtime = db.topic_runtime("t")
     for name, offset in (("half", 2), ("s", None)):
         payload = msgspec.msgpack.encode((STATE_HOLD, HOLD_PREFIX + name, offset))
-        runtime.lane.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
+        runtime.log.control(Control(fmt.KIND_STATE, runtime.state.id, payload))
     db.topic("t").hold("users", 5)
     assert holds(db) == {f"{HOLD_PREFIX}half": 2, "users": 5}
     disk = disk.crash_clone(1)
@@ -231,7 +230,7 @@ def test_cursors_survive_the_segments_and_the_metadata(tmp_path):
         db.cursors.apply("t", [acked("s", (8, 9))]).result()
         db.cursors.follow()
         db.upkeep.free()
-        assert len(db.main.journal.segments) == 1
+        assert len(db.log.journal.segments) == 1
     for path in tmp_path.glob("meta.db*"):
         path.unlink()
     with open_quiet(tmp_path, **NOTHING_KEPT) as db:
@@ -292,21 +291,6 @@ def test_the_copy_in_the_metadata_lags_and_is_removed_with_its_subscription(tmp_
         assert known_cursors(store) == {}
 
 
-def test_a_topic_with_a_lane_keeps_its_cursors_there(tmp_path):
-    """The progress goes through the journal of the topic's own records."""
-    with open_quiet(tmp_path) as db:
-        topic = db.create_topic("t", lane="dedicated")
-        topic.append_many([b"x"] * 5)
-        db.cursors.create("t", "s", 0)
-        db.cursors.apply("t", [acked("s", (0, 3))]).result()
-        assert all(not state.cursors for state in db.main.journal.state.topics.values())
-        db.cursors.follow()
-        rotate(db, db.topic_runtime("t").lane)
-    with open_quiet(tmp_path) as db:
-        assert db.cursors.load("t") == {"s": CursorState(3)}
-        assert holds(db) == {HOLD: 3}
-
-
 def test_a_deleted_topic_takes_its_cursors_along(tmp_path):
     """A new topic of the same name begins without subscriptions."""
     with with_topic(tmp_path) as db:
@@ -326,7 +310,7 @@ def test_many_threads_and_a_loop_ack_at_once(tmp_path):
     """Every answered ack is there; futures are settled on their own loop."""
     with with_topic(tmp_path, records=1200, opened=open_small) as db:
         db.cursors.create("t", "s", 0)
-        before = db.main.journal.sync_count
+        before = db.log.journal.sync_count
 
         def work(first):
             for offset in range(first, 400, 4):
@@ -349,7 +333,7 @@ def test_many_threads_and_a_loop_ack_at_once(tmp_path):
             thread.join()
         assert {type(answer) for answer in answers} == {Ack}
         assert db.cursors.load("t") == {"s": CursorState(1200)}
-        assert db.main.journal.sync_count - before < 480
+        assert db.log.journal.sync_count - before < 480
 
 
 def test_the_bound_of_ranges_is_told(tmp_path):
@@ -446,7 +430,7 @@ def test_values_are_durable_by_tag_and_key(tmp_path):
 def test_what_cannot_be_a_value_is_refused(tmp_path):
     """Tags of the log itself, odd keys and what is too large are told before anything is written."""
     with open_quiet(tmp_path) as db:
-        lsn = db.main.journal.state.lsn
+        lsn = db.log.journal.state.lsn
         for tag, key, value in (
             (1, "a", b""),
             (15, "a", b""),
@@ -460,7 +444,7 @@ def test_what_cannot_be_a_value_is_refused(tmp_path):
         ):
             with pytest.raises(InvalidRequest):
                 db.states.put(tag, key, value)
-        assert db.main.journal.state.lsn == lsn
+        assert db.log.journal.state.lsn == lsn
 
 
 def test_what_was_refused_takes_no_room(tmp_path, monkeypatch):
@@ -472,7 +456,7 @@ def test_what_was_refused_takes_no_room(tmp_path, monkeypatch):
         states.delete(16, "gone")
         states.put(16, "kept", b"123")
         with monkeypatch.context() as patch:
-            patch.setattr(db.main.queue, "submit", lambda _entry: False)
+            patch.setattr(db.log.queue, "submit", lambda _entry: False)
             for number in range(2 * BYTES_MAX // VALUE_BYTES_MAX):
                 with pytest.raises(Overloaded, match="queue"):
                     states.put(16, f"{number}", big)
@@ -499,7 +483,7 @@ def refuse_all(db, monkeypatch):
         deliver([entry[5]], [Unavailable("no room")])
         return True
 
-    monkeypatch.setattr(db.main.queue, "submit", submit)
+    monkeypatch.setattr(db.log.queue, "submit", submit)
 
 
 async def refused_in_a_loop(states, value):

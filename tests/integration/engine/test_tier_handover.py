@@ -33,10 +33,8 @@ def test_readers_go_on_whatever_moves_under_them(opened, seed):
     """Appends, flushes, merges, evictions and freed segments in any order give one stream."""
     chance = random.Random(seed)
     world = opened(disk={"log_keep_s": 1}, tiers={"small_file_bytes": 50_000, "file_bytes": 60_000})
-    lane = chance.choice(["shared", "dedicated"])
-    topic = world.db.create_topic("t", lane=lane)
+    topic = world.db.create_topic("t")
     identity = topic.runtime.state.id
-    journal = world.db.lanes[-1]
     records = []
     readers = {}
 
@@ -68,7 +66,7 @@ def test_readers_go_on_whatever_moves_under_them(opened, seed):
         lambda: world.db.tiers.flush("t"),
         lambda: world.db.tiers.evict("t"),
         lambda: merge_once(world.db.tiers.disk, identity),
-        lambda: rotate(world.db, journal),
+        lambda: rotate(world.db),
         lambda: world.round(2),
     ]
     for _ in range(150):

@@ -124,10 +124,10 @@ def test_a_stuck_part_does_not_pin_the_shared_journal(opened):
 def test_everything_is_there_after_a_restart(opened):
     """Files serve what the log gave up before the engine was closed."""
     world = opened()
-    topic = world.db.create_topic("t", lane="dedicated")
+    topic = world.db.create_topic("t")
     records = fill(world, topic)
     topic.hold("slow", 1)
-    rotate(world.db, world.db.lanes[1])
+    rotate(world.db)
     world.move()
     assert topic.runtime.state.start == 3
     topic.append(b"last")

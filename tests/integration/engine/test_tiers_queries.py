@@ -31,7 +31,7 @@ class Load:
         self.events = db.create_topic("events", {"n": "long", "p": "int"}, partition_by=["p"])
         self.keyed = db.create_topic("keyed", {"id": "long", "v": "long"}, primary_key="id")
         self.first = db.create_topic("first", {"n": "long"})
-        self.second = db.create_topic("second", {"n": "long"}, lane="dedicated")
+        self.second = db.create_topic("second", {"n": "long"})
         self.errors = []
         self.states = []
         """What queries of the keyed topic saw: (largest offset, rows)."""
@@ -163,7 +163,7 @@ def test_topics_are_joined_wherever_their_rows_lie(tmp_path):
     sql = "SELECT count(*), sum(f.n) FROM first f JOIN second s ON f._offset = s._offset"
     with open_small(tmp_path) as db:
         first = db.create_topic("first", {"n": "long"})
-        second = db.create_topic("second", {"n": "long"}, lane="dedicated")
+        second = db.create_topic("second", {"n": "long"})
         total = 0
         for number in range(40):
             for topic in (first, second):

@@ -89,11 +89,11 @@ def test_a_file_lost_at_a_start_is_written_again_before_the_log_lets_go(opened):
     world.db.upkeep.task.make_all_due()
     world.db.upkeep.run_once()
     topic = world.db.topic("plain")
-    assert topic.runtime.lane.source.range(topic.runtime.state.id).first == 0
+    assert topic.runtime.log.source.range(topic.runtime.state.id).first == 0
     world.round(KEEP_S + 1)
     world.round(KEEP_S + 1)
     assert world.db.tiers.disk.damage.damaged() == {}
-    assert topic.runtime.lane.source.range(topic.runtime.state.id).first == 100
+    assert topic.runtime.log.source.range(topic.runtime.state.id).first == 100
     assert column_of(topic, "n") == list(range(100))
 
 
@@ -116,11 +116,11 @@ def test_the_log_keeps_what_a_damaged_set_could_be_rebuilt_from(opened):
     rebuild, tiers.rebuild = tiers.rebuild, lambda _file: False
     for _ in range(3):
         world.round(KEEP_S + 1)
-    assert topic.runtime.lane.source.range(topic.runtime.state.id).first == 20
+    assert topic.runtime.log.source.range(topic.runtime.state.id).first == 20
     tiers.rebuild = rebuild
     for _ in range(3):
         world.round(KEEP_S + 1)
-    assert topic.runtime.lane.source.range(topic.runtime.state.id).first == 60
+    assert topic.runtime.log.source.range(topic.runtime.state.id).first == 60
     assert column_of(topic, "n") == list(range(60))
 
 
@@ -274,7 +274,7 @@ def test_a_damaged_file_is_left_out_of_merges(opened):
 
 def alter_after_a_read(world, topic, monkeypatch):
     """Drop a column and add another right behind the next read of the log."""
-    source = topic.runtime.lane.source
+    source = topic.runtime.log.source
     read, left = source.read, [True]
 
     def altering(*arguments, **options):

@@ -139,7 +139,7 @@ def fail_the_second_group(path, monkeypatch):
     with open_small(path, file_system=system) as db:
         create(db)
         topic = db.topic("one")
-        journal = topic.runtime.lane.journal
+        journal = topic.runtime.log.journal
         honest = journal.commit
         groups = []
 
@@ -148,7 +148,7 @@ def fail_the_second_group(path, monkeypatch):
             if len(groups) <= 2:
                 # The next update is resolved on top of this one.
                 give_up = time.monotonic() + 20
-                while not topic.runtime.lane.queue._entries and time.monotonic() < give_up:
+                while not topic.runtime.log.queue._entries and time.monotonic() < give_up:
                     time.sleep(0.005)
             if len(groups) == 2:
                 system._plan = (Fault("write_at", error=errno.ENOSPC, path_part="/journal"),)

@@ -11,7 +11,7 @@ from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded
 from tests.integration.engine.opening import column_of, open_small, payloads_of, rows_of
 
 DESCRIPTION = {
-    *("name", "id", "kind", "created", "version", "sync", "lane", "columns", "schema_version"),
+    *("name", "id", "kind", "created", "version", "sync", "columns", "schema_version"),
     *("primary_key", "partition_by", "sort_by", "part_of", "part_index", "retention_age_s"),
     *("retention_bytes", "on_full", "holds", "watermarks", "gaps", "lost", "producers", "refused"),
     *("oldest_kept_by", "unknown_key", "signals", "lake", "objects", "topic_id"),
@@ -71,7 +71,7 @@ def test_topics_survive_a_restart(tmp_path):
     """Topics, options and columns are the same after closing and opening."""
     with open_small(tmp_path) as db:
         db.create_topic("a")
-        db.create_topic("/ns/b", {"x": "int"}, sync="none", lane="dedicated")
+        db.create_topic("/ns/b", {"x": "int"}, sync="none")
         db.create_topic("c", partitions=3)
         before = {name: db.describe(name) for name in db.topics()}
     with open_small(tmp_path) as db:
@@ -120,7 +120,6 @@ def test_wrong_names_are_refused(tmp_path, name):
     "options",
     [
         {"sync": "sometimes"},
-        {"lane": "fast"},
         {"on_full": "drop"},
         {"retention_age": "soon"},
         {"retention_bytes": -1},
@@ -192,18 +191,6 @@ def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path):
         assert db.create_topic("a").append(b"new").offset == 0
     with open_small(tmp_path) as db:
         assert payloads_of(db.topic("a")) == [b"new"]
-
-
-def test_a_deleted_dedicated_lane_leaves_no_segment(tmp_path):
-    """After the grace the files of a deleted topic's lane are removed."""
-    with open_small(tmp_path, topics={"delete_grace_s": 0.0}) as db:
-        topic = db.create_topic("a", lane="dedicated")
-        topic.append(b"x")
-        db.delete_topic("a")
-        db.upkeep.drop_lanes()
-        assert list((tmp_path / "lanes").rglob("*.log")) == []
-        assert [lane.name for lane in db.lanes] == ["journal"]
-        assert not [path for path in (tmp_path / "lanes").rglob("*") if path.is_file()]
 
 
 def test_a_part_cannot_be_deleted_alone(tmp_path):
@@ -354,7 +341,7 @@ def test_stats_count_what_is_there(tmp_path):
     assert (stats["message_count"], stats["topics"]) == (5, 1)
     assert stats["bytes_stored"] == own["bytes_stored"] > 0
     assert {"free_bytes", "total_bytes", "publishing_stopped"} == set(stats["disk"])
-    assert stats["journals"][0]["syncs"] > 0
+    assert stats["journal"]["syncs"] > 0
     assert own["message_count"] == own["head"] == own["durable"] == 5
     assert set(own) >= {"message_count", "bytes_stored", "start", "floor", "durable", "head"}
 

@@ -36,13 +36,12 @@ class World:
     def move(self):
         """Bring everything to files and let all journals go of it."""
         self.db.tiers.flush()
-        for lane in self.db.lanes:
-            rotate(self.db, lane)
+        rotate(self.db)
         self.round(KEEP_S + 1)
 
     def segments(self):
         """Return how many segments the shared journal has."""
-        return self.db.stats()["journals"][0]["segments"]
+        return self.db.stats()["journal"]["segments"]
 
     def files(self, topic):
         """Return how many files a topic has."""

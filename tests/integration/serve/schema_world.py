@@ -11,7 +11,7 @@ import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SchemaType
 
 import frazil
-from frazil.serve.danube.admin_acts import Acts
+from frazil.serve.danube.admin_calls import Acts
 from frazil.serve.danube.discovery import Discovery
 from frazil.serve.danube.producers import Producers
 from frazil.serve.danube.proto import danube_schema_pb2 as wire

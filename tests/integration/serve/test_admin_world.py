@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 import frazil
-from frazil.serve.danube.admin_needs import AdminNeeds
-from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
+from frazil.serve.danube.admin import BrokerFacts, admin_routes
+from frazil.serve.danube.admin_calls import AdminNeeds
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.routes import Services
 from frazil.serve.danube.services import RPCS
@@ -171,7 +171,7 @@ def test_a_busy_journal_does_not_hold_up_the_loop(tmp_path):
             await admin.ask("CreateTopic", wire.NewTopicRequest(name=f"/default/{name}"))
         release = threading.Event()
         busy = asyncio.create_task(
-            asyncio.to_thread(admin.engine.main.queue.call, lambda: release.wait(SECONDS_MAX))
+            asyncio.to_thread(admin.engine.log.queue.call, lambda: release.wait(SECONDS_MAX))
         )
         config = wire.SubscriptionDispatchConfig(max_unacked_messages=3)
         name = {"topic": "/default/kept", "subscription": "s"}
@@ -208,7 +208,7 @@ def test_what_was_begun_is_finished_when_the_client_has_gone(tmp_path):
         assert admin.engine.states.items(StateTag.POLICY) != {}
         release = threading.Event()
         busy = asyncio.create_task(
-            asyncio.to_thread(admin.engine.main.queue.call, lambda: release.wait(SECONDS_MAX))
+            asyncio.to_thread(admin.engine.log.queue.call, lambda: release.wait(SECONDS_MAX))
         )
         calls = [
             asyncio.create_task(each)

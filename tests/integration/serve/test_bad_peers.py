@@ -74,7 +74,7 @@ def test_garbage_on_every_port_ends_its_own_connection(tmp_path):
     """Each is closed by the broker, at once or when its time is over; the client goes on."""
 
     async def scene():
-        async with serving(tmp_path, **{"serve.handshake_s": 1.0}) as world:
+        async with serving(tmp_path) as world:
             opened = []
             for port in ports_of(world).values():
                 for junk in GARBAGE.values():

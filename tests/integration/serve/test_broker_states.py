@@ -31,18 +31,18 @@ def page(broker, path):
     return answer.status, answer.read().decode()
 
 
-def test_a_failed_lane_is_a_failed_log(tmp_path):
-    """A topic whose journal of its own lost a sync takes nothing more: health says so."""
+def test_a_failed_journal_fails_health(tmp_path):
+    """A journal that lost a sync accepts nothing more, and health says so."""
 
     async def scene():
         async with serving(tmp_path) as world:
             broker = world.broker
 
             def use():
-                topic = broker.engine.create_topic("alone", lane="dedicated")
+                topic = broker.engine.create_topic("alone")
                 topic.append(b"kept")
                 before = [page(broker, path) for path in ("/healthz", "/readyz")]
-                topic.runtime.lane.journal.fail(OSError(errno.EIO, "lost a sync"))
+                topic.runtime.log.journal.fail(OSError(errno.EIO, "lost a sync"))
                 with pytest.raises(FrazilError):
                     topic.append(b"refused")
                 return before, [page(broker, path) for path in ("/healthz", "/readyz")]

@@ -9,6 +9,7 @@ import pytest
 
 import frazil
 from frazil.clock import SystemClock
+from frazil.registry import NewSchema
 from frazil.serve.danube.messages import request_id_reply
 from frazil.serve.danube.proto.danube_pb2 import (
     AckRequest,
@@ -256,9 +257,9 @@ def test_records_of_a_run_are_checked_against_the_schema(tmp_path):
     async def scene(wire):
         for topic in ("/default/a", "/default/b"):
             await wire.producer(topic)
-        change = wire.services.schemas.store.change
-        await change(lambda registry: registry.register("s", "number", b"", now=1))
-        await change(
+        store = wire.services.schemas.store
+        await store.register(NewSchema(subject="s", type="number", definition=b"", now=1))
+        await store.change(
             lambda registry: registry.configure_topic(
                 "/default/a", "s", "enforce", check_payload=True
             )

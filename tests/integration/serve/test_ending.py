@@ -34,6 +34,7 @@ configure(sys.stderr, log_level="warning", log_format="text")
 Engine.close = hang
 first, later = map(int, sys.argv[1:3])
 pairs = dict(pair.split("=", 1) for pair in sys.argv[3:])
+process.CLOSE_S = float(pairs.pop("serve.close_s", 3600))
 process.run_broker(
     load_settings(environment={}, overrides=pairs), lambda _: os.kill(os.getpid(), first)
 )
@@ -56,13 +57,13 @@ def run_hanging(tmp_path, first, later=0, **settings):
 @pytest.mark.parametrize("later", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(tmp_path, first, later):
     """Whichever of the two it is: nothing is waited for any more, not even what hangs."""
-    done = run_hanging(tmp_path, first, later, drain_s="0.1s", close_s="1h")
+    done = run_hanging(tmp_path, first, later, drain_s="0.1s")
     assert done.returncode == -later, done.stderr
 
 
 def test_sigterm_sets_the_time_for_draining_and_closing(tmp_path):
     """A disk that never answers ends the process after both times, told with their sum."""
-    done = run_hanging(tmp_path, signal.SIGTERM, drain_s="0.3s", close_s="0.4s")
+    done = run_hanging(tmp_path, signal.SIGTERM, drain_s="0.3s", close_s="0.4")
     assert done.returncode == 5, done.stderr
     assert "broker_ended_late" in done.stderr
     assert "seconds=0.7" in done.stderr

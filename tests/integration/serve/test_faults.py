@@ -147,7 +147,7 @@ def test_a_consumer_behind_a_dead_wire_is_given_up(tmp_path):
             wire.flow()
         return held.msg_id.topic_offset, again.msg_id.topic_offset, again.payload
 
-    with contextlib.closing(Broker(tmp_path, settings={"serve.keepalive_s": 0.5})) as broker:
+    with contextlib.closing(Broker(tmp_path)) as broker:
         broker.start()
         broker.wait_ready()
         with Wire(broker.port) as wire:

@@ -8,7 +8,7 @@ from collections import Counter
 import grpc
 import pytest
 
-from frazil.serve.danube import admin_namespaces
+from frazil.serve.danube import admin as admin_namespaces
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import ProducerRequest, ProducerResponse
 from tests.integration.serve.test_admin_subscriptions import listed, set_window

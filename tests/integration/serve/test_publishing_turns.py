@@ -106,7 +106,7 @@ def test_records_of_one_turn_are_one_group(tmp_path):
 
     async def scene(sender):
         await sender.create("/default/turn", "/default/other")
-        journal = sender.db.main.journal
+        journal = sender.db.log.journal
         before = journal.group_count
         for number in range(64):
             sender.send("/default/turn", b"%d" % number)
@@ -142,12 +142,12 @@ def test_a_turn_larger_than_a_write_is_several_frames(tmp_path):
     async def scene(sender):
         await sender.create("/default/turn")
         payloads = [bytes([number]) * 600_000 for number in range(8)]
-        before = sender.db.main.journal.state.lsn
+        before = sender.db.log.journal.state.lsn
         for payload in payloads:
             sender.send("/default/turn", payload)
         assert {kind for kind, _ in await sender.answers()} == {"ok"}
         assert sender.payloads("turn") == payloads
-        assert sender.db.main.journal.state.lsn - before == len(payloads) // 2
+        assert sender.db.log.journal.state.lsn - before == len(payloads) // 2
 
     limits = {"log.write_bytes_max": 1_400_000, "topics.message_bytes_max": 1_000_000}
     run(tmp_path, scene, **limits)

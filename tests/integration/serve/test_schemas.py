@@ -13,7 +13,7 @@ import grpc
 import pytest
 from danube import CompatibilityMode, SchemaType
 
-from frazil.serve.danube.admin_acts import Acts
+from frazil.serve.danube.admin_calls import Acts
 from frazil.serve.danube.proto.danube_pb2 import (
     ProducerRequest,
     ProducerResponse,

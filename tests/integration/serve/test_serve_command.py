@@ -504,7 +504,7 @@ def test_who_has_no_credentials_does_not_stay_connected(tmp_path):
     """A connection that says hello over TLS and makes no call is closed by the broker."""
     context = ssl.create_default_context(cadata=CERTIFICATE)
     context.set_alpn_protocols(["h2"])
-    with serving(tmp_path, **protected(tmp_path), serve__handshake_s="1s") as broker:
+    with serving(tmp_path, **protected(tmp_path)) as broker:
         port = int(broker.target.rpartition(":")[2])
         with (
             socket.create_connection(("localhost", port), timeout=SECONDS_MAX) as plain,

@@ -21,7 +21,7 @@ def stats(head, *, written=0, flushed=0, zone="green"):
     return {
         "data_dir": "d",
         "health": "ok",
-        "journals": [{"bytes_written": written, "syncs": written // 10}],
+        "journal": {"bytes_written": written, "syncs": written // 10},
         "tiers": {
             "pressure": {
                 "zone": zone,

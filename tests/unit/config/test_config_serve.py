@@ -103,13 +103,6 @@ def test_free_ports_do_not_clash():
     assert load(serve__admin_host="127.0.0.2", serve__admin_port=6650).serve.admin_port == 6650
 
 
-def test_no_token_outlives_its_end_by_more_than_a_minute():
-    """The skew of clocks is at most 60 s."""
-    assert load(auth__jwt_skew_s=60).auth.jwt_skew_s == 60
-    with pytest.raises(InvalidRequest):
-        load(auth__jwt_skew_s=61)
-
-
 def test_secrets_are_named_by_files_alone():
     """No setting of the broker takes a secret itself: what looks like one is the path of a file."""
     words = ("secret", "password", "token", "key", "credential")

@@ -48,14 +48,13 @@ def nothing(engine):
     """Prepare nothing."""
 
 
-@pytest.mark.parametrize("lane", ["shared", "dedicated"])
 @pytest.mark.parametrize("columns", [None, COLUMNS])
-def test_a_partitioned_topic_is_made_whole_or_not_at_all(lane, columns):
+def test_a_partitioned_topic_is_made_whole_or_not_at_all(columns):
     """A crash while parts are created leaves all of them or none, and the name can be used."""
     key = {} if columns is None else {"primary_key": "id"}
 
     def create(engine):
-        return engine.create_topic("p", columns, partitions=3, lane=lane, **key)
+        return engine.create_topic("p", columns, partitions=3, **key)
 
     outcomes = set()
     for engine in crashes_of(nothing, create):
@@ -111,39 +110,16 @@ def test_parts_change_their_columns_together():
     assert outcomes == {("id", "v"), ("id", "v", "x")}
 
 
-def test_a_table_on_a_lane_is_made_and_altered_whole():
-    """A lane that lacks what the main journal knows of its topic is completed at the next open."""
-
-    def change(engine):
-        engine.create_topic("t", COLUMNS, lane="dedicated")
-        engine.alter_topic("t", add={"x": "int"}, retention_age="1h")
-        engine.topic("t").append(id=1, v=2, x=3)
-
-    outcomes = set()
-    for engine in crashes_of(nothing, change):
-        if engine.topics():
-            topic = engine.topic("t")
-            facts = topic.describe()
-            outcomes.add(facts["schema_version"])
-            topic.append(id=5, v=6)
-            lane = engine.lanes[1].journal.state.topics[facts["id"]]
-            main = engine.main.journal.state.topics[facts["id"]]
-            assert lane.spec == main.spec
-            assert lane.schemas == main.schemas
-        engine.close()
-    assert outcomes == {1, 2}
-
-
 def test_a_deep_data_directory_survives_a_power_loss():
     """The first ack in a new directory several levels deep is durable, names included."""
     settings = SETTINGS.model_copy(update={"data_dir": "/a/b/c/data"})
     for seed in range(20):
         disk = SimulatedFileSystem(seed)
         engine = open_on(disk, settings)
-        engine.create_topic("t", lane="dedicated").append(b"lane")
-        engine.create_topic("u").append(b"shared")
+        engine.create_topic("t").append(b"first")
+        engine.create_topic("u").append(b"second")
         again = open_on(disk.crash_clone(seed), settings)
-        for name, payload in (("t", b"lane"), ("u", b"shared")):
+        for name, payload in (("t", b"first"), ("u", b"second")):
             [batch] = again.topic(name).read()
             assert batch.data.column("payload").to_pylist() == [payload]
 
@@ -175,7 +151,7 @@ def test_a_deleted_topic_is_forgotten_after_its_grace():
     engine.create_topic("t").append(b"x")
     engine.delete_topic("t")
     engine.create_topic("u")
-    journal = engine.main.journal
+    journal = engine.log.journal
     journal.rotate()
     engine.upkeep.seal()
     engine.upkeep.free()

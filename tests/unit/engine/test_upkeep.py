@@ -62,7 +62,7 @@ def test_no_hold_is_granted_while_segments_are_freed():
     topic = db.create_topic("t")
     publish(topic)
     db.upkeep.seal()
-    journal, asked = db.main.journal, []
+    journal, asked = db.log.journal, []
     free = journal.free
 
     def free_meanwhile(segment_first):
@@ -85,14 +85,14 @@ def test_a_pin_that_comes_after_the_decision_is_respected():
     topic = db.create_topic("t")
     publish(topic)
     db.upkeep.seal()
-    call, readers = db.main.queue.call, []
+    call, readers = db.log.queue.call, []
 
     def call_later(function, timeout_s=None):
         if not readers:
             readers.append(topic.read(0))
         return call(function, timeout_s)
 
-    db.main.queue.call = call_later
+    db.log.queue.call = call_later
     db.upkeep.free()
     assert topic.runtime.state.start == 0
     assert sum(batch.count for batch in readers[0]) == 200
@@ -107,7 +107,7 @@ def test_no_reader_pins_while_segments_go():
     topic = db.create_topic("t")
     publish(topic)
     db.upkeep.seal()
-    journal, found = db.main.journal, []
+    journal, found = db.log.journal, []
     free = journal.free
 
     def read():
@@ -135,7 +135,7 @@ def test_a_reader_in_a_gap_goes_on_behind_it_when_the_records_before_it_go():
     topic = db.topic("t")
     [gap] = topic.describe()["gaps"]
     reader = topic.tail(gap["first"] + 2, timeout_s=0)
-    db.main.journal.rotate()
+    db.log.journal.rotate()
     db.upkeep.seal()
     topic.append(b"y", ack="fsynced")
     db.upkeep.free()
@@ -154,7 +154,7 @@ def test_a_hold_that_its_owner_dropped_stays_dropped():
     topic.hold("h", 0)
     publish(topic, 250)
     db.upkeep.seal()
-    control, drops = db.main.control, []
+    control, drops = db.log.control, []
 
     def control_meanwhile(frame):
         if not drops:
@@ -162,7 +162,7 @@ def test_a_hold_that_its_owner_dropped_stays_dropped():
             assert not drops[0].is_done(0.2)
         return control(frame)
 
-    db.main.control = control_meanwhile
+    db.log.control = control_meanwhile
     db.upkeep.check_quotas()
     assert drops[0].is_done(WAIT_S)
     assert drops[0].error is None
@@ -234,82 +234,16 @@ def test_topics_made_during_a_round_do_not_disturb_it():
     db = open_simulated()
     publish(db.create_topic("t"))
     db.upkeep.seal()
-    pinned, names = db.main.source.pinned, iter(range(1000))
+    pinned, names = db.log.source.pinned, iter(range(1000))
 
     def pinned_meanwhile(topic_id):
         db.create_topic(f"new{next(names)}")
         return pinned(topic_id)
 
-    db.main.source.pinned = pinned_meanwhile
+    db.log.source.pinned = pinned_meanwhile
     db.upkeep.free()
     assert db.topic("t").runtime.state.start > 0
     db.close()
-
-
-def lane_files(db, topic):
-    return db.file_system.list_directory(db.paths.lane(topic.runtime.state.id))
-
-
-def test_a_jump_of_the_clock_drops_no_lane():
-    """A deleted topic's lane stays when the clock jumped past its grace, and goes in due time."""
-    clock = SimulatedClock(1)
-    db = open_simulated(clock=clock, grace_s=100_000)
-    topic = db.create_topic("t", lane="dedicated")
-    topic.append(b"x")
-    db.delete_topic("t")
-    clock.jump(200_000)
-    db.upkeep.drop_lanes()
-    assert lane_files(db, topic)
-    clock.advance(4000)
-    db.upkeep.drop_lanes()
-    assert not lane_files(db, topic)
-    db.close()
-
-
-@pytest.mark.parametrize("reopened", [False, True])
-def test_the_lane_of_a_forgotten_topic_is_removed(reopened):
-    """The shared journal may forget a deleted topic first; its lane's files go all the same."""
-    disk, clock = SimulatedFileSystem(1), SimulatedClock(1)
-    db = open_simulated(disk, clock, grace_s=100)
-    shared = db.create_topic("s")
-    topic = db.create_topic("t", lane="dedicated")
-    topic.append(b"x")
-    db.delete_topic("t")
-    clock.advance(101)
-    publish(shared, 80)
-    assert topic.runtime.state.id not in db.main.journal.state.topics
-    assert lane_files(db, topic)
-    if reopened:
-        db.close()
-        db = open_simulated(disk, clock, grace_s=100)
-    db.upkeep.drop_lanes()
-    assert not lane_files(db, topic)
-    assert len(db.lanes) == 1
-    db.close()
-
-
-@pytest.mark.parametrize("doubt", ["newer", "warning"])
-def test_files_of_a_lane_stay_while_its_topic_may_be_lost(doubt):
-    """A lane that main does not know is kept if main may have lost what it knew."""
-    disk = SimulatedFileSystem(1)
-    db = open_simulated(disk)
-    db.create_topic("t")
-    number = db.main.journal.state.topic_id_last + (1 if doubt == "newer" else 0)
-    if doubt == "warning":
-        db.main.journal.state.topics.pop(number)
-        db.main.journal.report.warnings.append("topics may be missing")
-    path = db.paths.lane(number)
-    for directory in (db.paths.lanes, path):
-        if disk.stat(directory) is None:
-            disk.make_directory(directory)
-    disk.open(f"{path}/0000000000000001.seg", "create").close()
-    db.upkeep.drop_lanes()
-    assert disk.list_directory(path) == ["0000000000000001.seg"]
-    if doubt == "warning":
-        db.main.journal.report.warnings.clear()
-    db.upkeep._lanes_seen.clear()
-    db.upkeep.drop_lanes()
-    assert bool(disk.list_directory(path)) == (doubt == "newer")
 
 
 class BadMedium:
@@ -335,7 +269,7 @@ def test_a_segment_that_cannot_be_read_is_damage():
     db = open_simulated(disk, retention_bytes=1 << 40, retention_age_s=1e9)
     publish(db.create_topic("t"))
     db.upkeep.seal()
-    segment = db.main.journal.segments[0]
+    segment = db.log.journal.segments[0]
     disk.bad = segment.path
     assert "medium error" in db.upkeep.scrub_segment(segment)
     assert "medium error" in db.upkeep.damage[segment.path]
@@ -353,13 +287,13 @@ def test_what_was_noted_of_segments_and_topics_goes_with_them():
     """Neither scrubbed paths, damage nor released offsets outlive what they are about."""
     clock = SimulatedClock(1)
     db = open_simulated(clock=clock, grace_s=1, retention_age_s=100.0, retention_bytes=1 << 40)
-    topic = db.create_topic("t", lane="dedicated")
+    topic = db.create_topic("t")
     topic.append(b"x")
     db.release(topic.runtime.state.id, 1)
     publish(db.create_topic("s"))
     db.upkeep.seal()
     db.upkeep.scrub()
-    path = db.main.journal.segments[0].path
+    path = db.log.journal.segments[0].path
     db.upkeep.damage[path] = "content does not match its hash"
     db.upkeep.forget_gone()
     assert path in db.upkeep._scrubbed
@@ -368,7 +302,7 @@ def test_what_was_noted_of_segments_and_topics_goes_with_them():
     db.delete_topic("t")
     clock.advance(1000)
     db.upkeep.run_once()
-    db.main.journal.rotate()
+    db.log.journal.rotate()
     db.upkeep.run_once()
     db.upkeep.forget_gone()
     assert path not in db.upkeep._scrubbed

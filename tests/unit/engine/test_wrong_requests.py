@@ -70,7 +70,7 @@ def test_a_limit_that_no_frame_can_hold_is_refused(engine, option, size):
         engine.alter_topic("t", **{option: size})
 
 
-@pytest.mark.parametrize("option", ["sync", "lane", "on_full"])
+@pytest.mark.parametrize("option", ["sync", "on_full"])
 @pytest.mark.parametrize("odd", [1, True, b"commit", ["commit"], {}, object(), "\ud800"])
 def test_an_option_has_one_of_its_words(engine, option, odd):
     """An option that is no known word is refused."""

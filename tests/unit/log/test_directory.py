@@ -30,10 +30,10 @@ def test_the_kind_of_a_mounted_file_system_is_known():
     assert directory.file_system_kind("/") not in directory.NETWORK_FILE_SYSTEMS
 
 
-def test_lanes_are_named_by_number():
+def test_paths_have_no_double_slash():
     """No path contains a topic's name."""
     paths = directory.DataDirectory("/data/")
-    assert (paths.root, paths.lane(255)) == ("/data", "/data/lanes/000000ff")
+    assert (paths.root, paths.journal) == ("/data", "/data/journal")
 
 
 def test_a_second_opening_says_who_has_the_directory(tmp_path):

@@ -195,7 +195,7 @@ def test_epoch_outlives_the_metadata():
             settings(metadata={"backend": backend}), file_system=disk, clock=clock, threads=False
         )
         epochs.append(engine.ownership.epoch)
-        values = engine.main.journal.state.values
+        values = engine.log.journal.state.values
         assert values[StateTag.EPOCH, LEASE] == b"%d" % epochs[-1]
         engine.close()
     assert epochs == [1, 2, 3, 4]
@@ -206,7 +206,7 @@ def test_journal_whose_owner_may_be_another_writes_and_answers_nothing():
     disk = SimulatedFileSystem()
     engine = Engine(settings(), file_system=disk, clock=SimulatedClock(), threads=False)
     engine.create_topic("t", {"v": "long"})
-    journal = engine.main.journal
+    journal = engine.log.journal
     position, answers = journal.active.body_end, [False]
     journal.fence = lambda: answers.pop(0)
     with pytest.raises(Unavailable) as caught:

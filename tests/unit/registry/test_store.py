@@ -82,7 +82,7 @@ def test_nothing_is_visible_before_it_is_durable(tmp_path):
             entered.set()
             go_on.wait(WAIT_S)
 
-        held = asyncio.create_task(asyncio.to_thread(engine.main.queue.call, hold))
+        held = asyncio.create_task(asyncio.to_thread(engine.log.queue.call, hold))
         await asyncio.to_thread(entered.wait, WAIT_S)
         changing = asyncio.create_task(store.register(new("s")))
         for _ in range(20):

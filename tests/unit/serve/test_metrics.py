@@ -51,7 +51,7 @@ def test_readers_find_their_numbers():
     facts = {
         "a": {"b": 2, "t": True, "none": None, "text": "red"},
         "by": {"p": 1, "q": 2.5, "bad": "x"},
-        "lanes": [{"n": 1}, {"n": 2}, {}],
+        "stores": [{"n": 1}, {"n": 2}, {}],
         "topics": {"x": {"n": 5}, "y": {"n": 6}},
     }
     assert shown(at("a.b", scale=0.5), facts) == {(): 1.0}
@@ -59,10 +59,10 @@ def test_readers_find_their_numbers():
     for path in ("a.none", "a.text", "a.b.c", "zzz", "a"):
         assert shown(at(path), facts) == {}
     assert shown(by_key("k", "by"), facts) == {(("k", "p"),): 1.0, (("k", "q"),): 2.5}
-    assert shown(total("lanes", "n"), facts) == {(): 3.0}
+    assert shown(total("stores", "n"), facts) == {(): 3.0}
     assert shown(total("topics", "n"), facts) == {(): 11.0}
     assert shown(total("zzz", "n"), facts) == {}
-    assert shown(count_of("lanes"), facts) == {(): 3.0}
+    assert shown(count_of("stores"), facts) == {(): 3.0}
     assert shown(count_of("a.b"), facts) == {}
     assert shown(share("by.p", "a.b"), facts) == {(): 0.5}
     assert shown(share("by.p", "zzz"), facts) == {}
@@ -155,7 +155,7 @@ _TREES = st.recursive(
         st.lists(kids, max_size=3)
         | st.dictionaries(
             st.sampled_from(
-                ["tiers", "pressure", "disk", "journals", "lake", "totals", "health", "upkeep"]
+                ["tiers", "pressure", "disk", "journal", "lake", "totals", "health", "upkeep"]
             ),
             kids,
             max_size=4,

@@ -18,7 +18,6 @@ from frazil.serve.waiting import (
     Patience,
     PollingLoop,
     PollingSelector,
-    fastest_loop,
 )
 from tests.unit.serve.h2.peer import Peer, prefixed
 
@@ -180,12 +179,3 @@ def test_a_loop_knows_what_its_own_threads_tell_it():
 
         runner.run(hear_from_threads())
         assert not patience.is_worth_it
-
-
-def test_polling_can_be_turned_off():
-    """With 0 the loop is Python's own."""
-    loop = fastest_loop(0.0)()
-    try:
-        assert not isinstance(loop, PollingLoop)
-    finally:
-        loop.close()

@@ -33,7 +33,7 @@ def publish(db, topic, count=3, size=1000):
     for number in range(count):
         topic.append(bytes([number]) * size)
         db.tiers.flush()
-    db.main.journal.rotate()
+    db.log.journal.rotate()
     db.upkeep.seal()
     db.clock.advance(3600)
     db.tiers.release()
@@ -145,7 +145,7 @@ def test_a_hold_that_its_owner_dropped_stays_dropped():
     topic = db.create_topic("t", retention_bytes=15_000, on_full="expire")
     topic.hold("h", 0)
     publish(db, topic)
-    drops = meanwhile(db.main, "control", lambda: topic.drop("h"))
+    drops = meanwhile(db.log, "control", lambda: topic.drop("h"))
     db.upkeep.check_quotas()
     assert drops[0].is_done(WAIT_S)
     assert drops[0].error is None

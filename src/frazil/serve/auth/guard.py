@@ -22,13 +22,7 @@ from frazil.serve.auth.credentials import SECRET_BYTES_MIN, Authenticator, BadCr
 from frazil.serve.auth.files import read_private
 from frazil.serve.auth.permissions import RPCS, Need, Owners, needs
 from frazil.serve.auth.roles import ANONYMOUS, ANYTHING, Principal, Roles
-from frazil.serve.danube.statuses import (
-    Refused,
-    Status,
-    credentials_missing,
-    not_granted,
-    token_invalid,
-)
+from frazil.serve.danube.statuses import Refused, Status, status
 from frazil.serve.grpc.codec import Code
 from frazil.telemetry import event, warn
 
@@ -55,6 +49,8 @@ Refusal = tuple[Code, str]
 
 TOO_MANY: Final[Refusal] = (Code.RESOURCE_EXHAUSTED, "Too many requests, retry later")
 UNKNOWN: Final[Refusal] = (Code.UNIMPLEMENTED, "Operation is not implemented or not supported")
+CLIENTS_MAX: Final = 10_000
+"""Requests are counted for so many clients; further ones share one count."""
 EVENTS_S_MAX: Final = 10
 
 
@@ -249,11 +245,11 @@ class Guard:
         assert self._credentials is not None
         header = call.metadata.get("authorization")
         if not header:
-            return self._refuse(call, credentials_missing(), "credentials are missing")
+            return self._refuse(call, status("credentials_missing"), "credentials are missing")
         try:
             found = self._credentials.authenticator.authenticate(header, now_s=self._wall_s())
         except BadCredential as error:
-            return self._refuse(call, token_invalid(), str(error))
+            return self._refuse(call, status("token_invalid"), str(error))
         return found.principal
 
     def _refuse(self, call: Caller, status: Status, reason: str) -> Refusal:
@@ -267,7 +263,7 @@ class Guard:
         if self._events.allow("refused", self._clock.monotonic()):
             warn("call_denied", path=call.path, peer=call.peer, principal=principal)
         action = "any action" if need.action is None else need.action.value
-        return _refusal(not_granted(action, str(need.resource)))
+        return _refusal(status("not_granted", action=action, resource=str(need.resource)))
 
     def _wall_s(self) -> float:
         return self._clock.now_us() / 1e6
@@ -364,7 +360,7 @@ def load_guard(settings: Settings, *, owners: Owners, clock: Clock) -> Guard:
         InvalidRequest: if a file of keys or secrets cannot be used.
     """
     serve = settings.serve
-    limiter = RateLimiter(rate_s=serve.requests_s_max, clients_max=serve.clients_max)
+    limiter = RateLimiter(rate_s=serve.requests_s_max, clients_max=CLIENTS_MAX)
     credentials = load_credentials(settings.auth) if settings.auth.enabled else None
     return Guard(credentials, owners=owners, limiter=limiter, clock=clock)
 
@@ -396,7 +392,7 @@ def _token_rules(auth: AuthSettings) -> TokenRules | None:
         raise InvalidRequest(
             f"secret of tokens is shorter than {SECRET_BYTES_MIN} bytes", path=path
         )
-    return TokenRules(secrets, auth.jwt_issuer, auth.jwt_audience, auth.jwt_skew_s)
+    return TokenRules(secrets, auth.jwt_issuer, auth.jwt_audience)
 
 
 def announce_exposure(settings: Settings) -> list[str]:

@@ -28,12 +28,7 @@ from frazil.serve.danube.names import check_namespace, checked_topic
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
-from frazil.serve.danube.statuses import (
-    Refused,
-    message_id_missing,
-    producer_unknown,
-    status_of,
-)
+from frazil.serve.danube.statuses import Refused, status, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -283,7 +278,7 @@ def needs(rpc: Rpc, message: bytes, owners: Owners) -> list[Need]:
 def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
     """Return what a target stands for in a request, None if nothing has to be asked for."""
     if target.field.startswith("msg_id.") and not request.HasField("msg_id"):
-        raise Refused(message_id_missing())
+        raise Refused(status("message_id_missing"))
     value = target.value_of(request)
     match target.scope:
         case Scope.PRODUCER:
@@ -293,7 +288,7 @@ def _resource(target: Target, request: Any, owners: Owners) -> Resource | None:
                     value, topic=request.msg_id.topic_name, producer=request.producer_name
                 )
             if topic is None:
-                raise Refused(producer_unknown(value))
+                raise Refused(status("producer_unknown", producer_id=value))
             return _named(topic)
         case Scope.CONSUMER:
             topic = owners.consumer_topic(value)

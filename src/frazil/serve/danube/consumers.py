@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.model import topic_uid
-from frazil.serve.danube.completing import to_its_end
 from frazil.serve.danube.consumer_ids import ConsumerFacts, ConsumerIds
 from frazil.serve.danube.consumer_stream import Attachable, ConsumerStream
 from frazil.serve.danube.messages import (
@@ -31,13 +30,11 @@ from frazil.serve.danube.statuses import (
     Refused,
     Status,
     Wording,
-    consumer_unknown,
-    consumers_full,
+    status,
     status_of,
-    subscription_taken,
-    topic_missing,
 )
 from frazil.serve.grpc.codec import CallFailed, Code
+from frazil.serve.grpc.router import to_its_end
 from frazil.subscribe import SubscriptionType
 
 if TYPE_CHECKING:
@@ -127,7 +124,7 @@ class Consumers:
         request = parse_request(ConsumerRequest, message)
         topic = self._topics.find(checked_topic(request.topic_name))
         if topic is None:
-            raise Refused(topic_missing(request.topic_name))
+            raise Refused(status("topic_missing", topic=request.topic_name))
         self._check_request(topic, request)
         facts = ConsumerFacts(
             topic_uid(topic.runtime.state.spec),
@@ -156,7 +153,7 @@ class Consumers:
         topic = None if facts is None else self._topic_of(facts)
         if facts is None or topic is None:
             self._ids.forget(identity)
-            self._refuse_later(call, consumer_unknown(identity))
+            self._refuse_later(call, status("consumer_unknown", consumer_id=identity))
             return
         call.begin()
         self._start(call, self._open_stream(call, identity, facts, topic))
@@ -337,9 +334,11 @@ class Consumers:
         ]
         idle = [each for each in others if not self._has_place(each)]
         if kind is SubscriptionType.EXCLUSIVE and len(idle) < len(others):
-            raise Refused(subscription_taken(facts.topic, facts.name))
+            raise Refused(status("subscription_taken", topic=facts.topic, consumer=facts.name))
         if len(others) - len(idle) >= self._consumers_max:
-            raise Refused(consumers_full(facts.topic, consumers_max=self._consumers_max))
+            raise Refused(
+                status("consumers_full", topic=facts.topic, consumers_max=self._consumers_max)
+            )
         for each in idle[: max(0, len(others) + 1 - self._consumers_max)]:
             self._forget(each)
         if self._ids.size_bytes > IDS_BYTES_MAX:
@@ -396,7 +395,7 @@ class Consumers:
             raise Refused(_CLOSING)
         if subscription is None:
             self._forget(identity)
-            self._refuse_later(call, consumer_unknown(identity))
+            self._refuse_later(call, status("consumer_unknown", consumer_id=identity))
             return
         stream = ConsumerStream(
             call,
@@ -411,7 +410,9 @@ class Consumers:
             self._make_place(identity, facts, subscription.kind)
             stream.start(facts.filters)
         except Conflict:
-            self._refuse_later(call, subscription_taken(facts.topic, facts.name))
+            self._refuse_later(
+                call, status("subscription_taken", topic=facts.topic, consumer=facts.name)
+            )
             return
         except Refused as error:
             self._refuse_later(call, error.status)
@@ -521,7 +522,7 @@ class Consumers:
             for stream in list(self._streams.values()):
                 is_known = self._ids.get(stream.consumer_id) is not None
                 # The topic of an id that is gone cannot be asked about.
-                gone = consumer_unknown(stream.consumer_id)
+                gone = status("consumer_unknown", consumer_id=stream.consumer_id)
                 refusal = self.check(stream.call) if is_known else gone
                 if refusal is not None:
                     stream.stop(*refusal)

@@ -17,7 +17,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
     TopicLookupResponse,
     TopicPartitionsResponse,
 )
-from frazil.serve.danube.statuses import Refused, client_type_unknown, topic_not_found
+from frazil.serve.danube.statuses import Refused, status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class Discovery:
         request = parse_request(TopicLookupRequest, message)
         name = checked_topic(request.topic)
         if not self._topics.has(name):
-            raise Refused(topic_not_found(request.topic))
+            raise Refused(status("topic_not_found", topic=request.topic))
         call.ok(
             TopicLookupResponse(
                 request_id=request.request_id,
@@ -87,10 +87,10 @@ class Discovery:
         elif request.client == HealthCheckRequest.Consumer:
             is_known = self._consumers is not None and self._consumers.is_known(request.id)
         else:
-            raise Refused(client_type_unknown(request.client))
+            raise Refused(status("client_type_unknown", client=request.client))
         is_well = is_known and not self.is_closing
-        status = HealthCheckResponse.OK if is_well else HealthCheckResponse.CLOSE
-        call.ok(HealthCheckResponse(status=status).SerializeToString())
+        found = HealthCheckResponse.OK if is_well else HealthCheckResponse.CLOSE
+        call.ok(HealthCheckResponse(status=found).SerializeToString())
 
     def segments(self, call: Call, message: bytes) -> None:
         """Answer ListSegmentDescriptors: the registered objects that reach beyond `after_offset`.

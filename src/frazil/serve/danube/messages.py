@@ -1,7 +1,7 @@
 """The messages of the hot paths: what producers send, what consumers receive and answer.
 
 Requests are parsed by protobuf's C core: with the fields of one record read from it, that is as
-fast as anything written in Python that reads all of them (`envelopes` reads fewer). What consumers
+fast as anything written in Python that reads all of them. What consumers
 receive is put together by hand, in half the time that the C core needs, because nearly all of it is
 known before: `DeliveryEncoder` keeps the bytes of the topic, of the address and of each producer.
 The part without the subscription is built once a record, however many subscriptions it goes to;
@@ -17,12 +17,7 @@ from google.protobuf.message import DecodeError
 
 from frazil.schema import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
-from frazil.serve.danube.statuses import (
-    Refused,
-    malformed_request,
-    message_id_missing,
-    too_many_attributes,
-)
+from frazil.serve.danube.statuses import Refused, status, too_many_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -92,7 +87,7 @@ def parse_request(kind: type[_Request], data: bytes) -> _Request:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise Refused(malformed_request(kind.__name__)) from error
+        raise Refused(status("malformed_request", kind=kind.__name__)) from error
 
 
 def check_attributes(data: bytes, attributes_max: int) -> None:
@@ -155,10 +150,10 @@ def parse_send(data: bytes, attributes_max: int = ATTRIBUTES_MAX) -> tuple[int, 
     try:
         sent = StreamMessage.FromString(data)
     except DecodeError as error:
-        raise Refused(malformed_request("StreamMessage")) from error
+        raise Refused(status("malformed_request", kind="StreamMessage")) from error
     has = sent.HasField
     if not has("msg_id"):
-        raise Refused(message_id_missing())
+        raise Refused(status("message_id_missing"))
     producer_id = sent.msg_id.producer_id
     attributes = sent.attributes
     message = Message(
@@ -182,7 +177,7 @@ def parse_ack(data: bytes) -> tuple[int, str, str, int]:
     """
     request = parse_request(AckRequest, data)
     if not request.HasField("msg_id"):
-        raise Refused(message_id_missing())
+        raise Refused(status("message_id_missing"))
     record = request.msg_id
     return request.request_id, record.topic_name, request.subscription_name, record.topic_offset
 
@@ -195,7 +190,7 @@ def parse_nack(data: bytes) -> tuple[int, str, str, int, int | None, str | None]
     """
     request = parse_request(NackRequest, data)
     if not request.HasField("msg_id"):
-        raise Refused(message_id_missing())
+        raise Refused(status("message_id_missing"))
     record = request.msg_id
     return (
         request.request_id,

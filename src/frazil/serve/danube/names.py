@@ -12,7 +12,7 @@ from typing import Final
 
 from frazil.errors import InvalidRequest
 from frazil.model import full_topic_name
-from frazil.serve.danube.statuses import Refused, topic_name_invalid
+from frazil.serve.danube.statuses import Refused, status
 
 __all__ = [
     "check_namespace",
@@ -33,11 +33,11 @@ def checked_topic(name: str) -> str:
     """
     # The engine takes a bare name, too, as one in the default namespace; the protocol does not.
     if not name.startswith("/"):
-        raise Refused(topic_name_invalid(name))
+        raise Refused(status("topic_name_invalid", topic=name))
     try:
         return full_topic_name(name)
     except InvalidRequest as error:
-        raise Refused(topic_name_invalid(name)) from error
+        raise Refused(status("topic_name_invalid", topic=name)) from error
 
 
 def is_namespace(name: str) -> bool:

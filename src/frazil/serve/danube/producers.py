@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.model import topic_uid
 from frazil.schema import check_message
-from frazil.serve.danube.envelopes import Envelopes
 from frazil.serve.danube.messages import (
     ATTRIBUTES_MAX,
     parse_request,
@@ -28,15 +27,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
     StreamMessage,
 )
 from frazil.serve.danube.publishing import Publisher, Publishing, RunPart, check_record
-from frazil.serve.danube.statuses import (
-    CREATING_PRODUCER,
-    PUBLISHING,
-    Refused,
-    producer_unknown,
-    producers_full,
-    status_of,
-    strategy_unknown,
-)
+from frazil.serve.danube.statuses import CREATING_PRODUCER, PUBLISHING, Refused, status, status_of
 from frazil.subscribe import Pace
 from frazil.topic import MESSAGE_OVERHEAD_BYTES, NotStored
 
@@ -109,7 +100,6 @@ class Producers:
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
         self._publisher = Publisher(self._loop, pace or Pace(self._loop.time))
-        self._envelopes = Envelopes(attributes_max)
         topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------
@@ -119,7 +109,7 @@ class Producers:
         request = parse_request(ProducerRequest, message)
         name = checked_topic(request.topic_name)
         if request.dispatch_strategy not in DispatchStrategy.values():
-            raise Refused(strategy_unknown(request.dispatch_strategy))
+            raise Refused(status("strategy_unknown", strategy=request.dispatch_strategy))
         schemas = self._schemas if request.HasField("schema_ref") else None
         if schemas is not None:
             # Before the topic is made, or it would stay behind a refusal.
@@ -159,20 +149,17 @@ class Producers:
 
     def send_all(self, run: CallRun) -> None:
         """Answer SendMessages that came together, as `send` does each."""
-        streams, part, identity_before, read = run.streams, None, None, self._envelopes.read
+        streams, part, identity_before = run.streams, None, None
         for at, message in enumerate(run.messages):
             try:
-                reply, identity, record, envelope = read(message)
+                request_id, identity, record = parse_send(message, self.attributes_max)
                 if identity != identity_before:
                     # Mostly one client's connection has one producer, or few.
                     part = self._end_part(part, run, self._plain_target(identity))
                     identity_before = identity
-                if part is None:
-                    size = 0
-                elif envelope is None:
+                size = 0
+                if part is not None:
                     size = check_message(record, part.limits, part.now_us)
-                else:
-                    size = envelope.check(record, part.limits, part.now_us)
             except (Refused, InvalidRequest):
                 self._end_part(part, run, None)
                 part = identity_before = None
@@ -188,7 +175,7 @@ class Producers:
             part.size += size
             part.records.append(record)
             part.streams.append(streams[at])
-            part.replies.append(reply)
+            part.replies.append(request_id_reply(request_id))
         self._end_part(part, run, None)
 
     def _plain_target(self, identity: int) -> _Target | None:
@@ -285,7 +272,9 @@ class Producers:
         for identity in [one for one, seen_s in target.seen.items() if seen_s < last_s]:
             del target.seen[identity], self._known[identity]
         if len(target.seen) >= self._producers_max:
-            raise Refused(producers_full(target.name, producers_max=self._producers_max))
+            raise Refused(
+                status("producers_full", topic=target.name, producers_max=self._producers_max)
+            )
 
     def _sweep(self) -> None:
         """Forget topics that are gone and whose producers never came again to hear so."""
@@ -307,7 +296,7 @@ class Producers:
         sent = StreamMessage.FromString(message)
         topic = self._find(sent.msg_id.topic_name)
         if topic is None or _identity(topic, sent.producer_name) != identity:
-            raise Refused(producer_unknown(identity))
+            raise Refused(status("producer_unknown", producer_id=identity))
         return self._known[self._admit(topic, sent.producer_name)]
 
     def _find(self, name: str) -> Topic | None:
@@ -358,7 +347,7 @@ class Producers:
         """Refuse a record of a topic that is gone as one of an unknown producer."""
         if not self._topics.is_current(target.topic):
             self._drop(target)
-            raise Refused(producer_unknown(record.producer_id or 0))
+            raise Refused(status("producer_unknown", producer_id=record.producer_id or 0))
 
 
 def _identity(topic: Topic, name: str) -> int:

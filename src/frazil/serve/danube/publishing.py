@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import FRAME_RECORDS_MAX
-from frazil.serve.danube.statuses import PUBLISHING, Refused, message_too_large, status_of
+from frazil.serve.danube.statuses import PUBLISHING, Refused, status, status_of
 from frazil.topic import wait_admitted_async
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Publisher:
         self._open.clear()
         by_queue: dict[Any, list[_Batch]] = {}
         for batch in batches:
-            by_queue.setdefault(batch.runtime.lane.queue, []).append(batch)
+            by_queue.setdefault(batch.runtime.log.queue, []).append(batch)
         for queue, some in by_queue.items():
             try:
                 is_taken = queue.submit_all([batch.entry() for batch in some])
@@ -247,13 +247,13 @@ def check_record(runtime: TopicRuntime, record: Message) -> tuple[Codec | None, 
         size, size_max = _size_bytes(record), runtime.limits.message_bytes_max
         if size <= size_max:
             raise
-        too_large = message_too_large(size_bytes=size, size_bytes_max=size_max)
+        too_large = status("message_too_large", size_bytes=size, size_bytes_max=size_max)
         raise Refused(too_large) from error
     return codec, size
 
 
 async def _wait_and_send(runtime: TopicRuntime, record: Message, publishing: Publishing) -> None:
-    queue = runtime.lane.queue
+    queue = runtime.log.queue
     loop = asyncio.get_running_loop()
     try:
         await wait_admitted_async(runtime)

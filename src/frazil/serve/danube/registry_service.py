@@ -14,13 +14,7 @@ from frazil.serve.danube.messages import parse_request
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
 from frazil.serve.danube.services import RPCS
-from frazil.serve.danube.statuses import (
-    Refused,
-    Status,
-    record_refused,
-    status_of,
-    topic_missing,
-)
+from frazil.serve.danube.statuses import Refused, Status, record_refused, status, status_of
 from frazil.serve.grpc.codec import Code
 from frazil.serve.grpc.router import Unary, awaited
 from frazil.topic import StateTag
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
 
     from frazil.engine import Engine
     from frazil.registry import Planned, Registry, Schema, TopicEntry
-    from frazil.serve.danube.admin_acts import Acts
+    from frazil.serve.danube.admin_calls import Acts
     from frazil.serve.danube.proto.danube_pb2 import SchemaReference
     from frazil.serve.danube.services import WireMessage
     from frazil.serve.danube.topics import Topics
@@ -170,7 +164,7 @@ class Schemas:
     def _parts(self, topic: str) -> list[str]:
         parts = self._topics.parts(topic)
         if not parts:
-            raise Refused(topic_missing(topic))
+            raise Refused(status("topic_missing", topic=topic))
         return parts
 
     async def _for_parts(self, topic: str, plan: Callable[[Registry, str], Planned[str]]) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from frazil.serve.danube.admin_acts import Acts
-from frazil.serve.danube.admin_needs import AdminNeeds
-from frazil.serve.danube.admin_routes import BrokerFacts, admin_routes
+from frazil.serve.danube.admin import BrokerFacts, admin_routes
+from frazil.serve.danube.admin_calls import Acts, AdminNeeds
 from frazil.serve.danube.consumer_ids import ConsumerIds
 from frazil.serve.danube.consumers import Consumers
 from frazil.serve.danube.discovery import Discovery
@@ -115,7 +114,7 @@ class Services:
             acts=self.acts,
         )
         # Of the journal, so that it is the same one after a restart.
-        identity = int.from_bytes(self._engine.main.journal.journal_id[:8], "big")
+        identity = int.from_bytes(self._engine.log.journal.journal_id[:8], "big")
         facts = BrokerFacts(
             broker_id=str(identity),
             url=self._addresses["advertised_url"],

@@ -15,11 +15,64 @@ import attrs
 from frazil.serve.danube.proto import danube_admin_pb2, danube_pb2, danube_schema_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from frazil.serve.danube.descriptors import Descriptor, FileDescriptor
+__all__ = [
+    "RPCS",
+    "SERVICES",
+    "Descriptor",
+    "FileDescriptor",
+    "MethodDescriptor",
+    "Port",
+    "Rpc",
+    "ServiceDescriptor",
+    "WireMessage",
+    "rpcs_of",
+]
 
-__all__ = ["RPCS", "SERVICES", "Port", "Rpc", "WireMessage", "rpcs_of"]
+
+class Descriptor(Protocol):
+    """A message."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def full_name(self) -> str: ...
+
+
+class MethodDescriptor(Protocol):
+    """A call of a service."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def input_type(self) -> Descriptor: ...
+    @property
+    def output_type(self) -> Descriptor: ...
+    @property
+    def client_streaming(self) -> bool: ...
+    @property
+    def server_streaming(self) -> bool: ...
+
+
+class ServiceDescriptor(Protocol):
+    """A service."""
+
+    @property
+    def full_name(self) -> str: ...
+    @property
+    def methods(self) -> Sequence[MethodDescriptor]: ...
+
+
+class FileDescriptor(Protocol):
+    """A file of messages and services."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def services_by_name(self) -> Mapping[str, ServiceDescriptor]: ...
+    @property
+    def message_types_by_name(self) -> Mapping[str, Descriptor]: ...
 
 
 class Port(StrEnum):

@@ -8,20 +8,10 @@ from typing import TYPE_CHECKING, Any
 from frazil.engine import Topic
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.model import part_name, topic_uid
-from frazil.serve.danube.completing import to_its_end
 from frazil.serve.danube.names import namespace_of, part_of
-from frazil.serve.danube.statuses import (
-    CREATING_PRODUCER,
-    Refused,
-    Status,
-    name_clash,
-    namespace_missing,
-    parts_fixed,
-    status_of,
-    strategy_differs,
-    topic_missing,
-)
+from frazil.serve.danube.statuses import CREATING_PRODUCER, Refused, Status, status, status_of
 from frazil.serve.grpc.codec import Code
+from frazil.serve.grpc.router import to_its_end
 from frazil.subscribe import UNRELIABLE, UNRELIABLE_MAKING
 from frazil.telemetry import warn
 from frazil.topic import StateTag, has_namespace_for
@@ -196,7 +186,7 @@ class Topics:
         topic = self.find(name)
         if topic is None:
             if not self._engine.settings.topics.auto_create and not self._is_there(name):
-                raise Refused(topic_missing(name))
+                raise Refused(status("topic_missing", topic=name))
             try:
                 await self.make(name, is_reliable=is_reliable)
             except Conflict:
@@ -206,13 +196,13 @@ class Topics:
                 raise Refused(status_of(error, CREATING_PRODUCER)) from error
             topic = self.find(name)
         if topic is None:
-            raise Refused(name_clash(name, name))
+            raise Refused(status("name_clash", topic=name, other=name))
         if not topic.runtime.is_message:
             raise Refused(
                 Status(Code.FAILED_PRECONDITION, f"The topic: {name} takes rows, not messages")
             )
         if self.is_reliable(topic) is not is_reliable:
-            raise Refused(strategy_differs())
+            raise Refused(status("strategy_differs"))
         return topic
 
     async def make(self, name: str, *, is_reliable: bool, partitions: int = 0) -> None:
@@ -248,16 +238,16 @@ class Topics:
         is_known = namespace in self._engine.settings.serve.namespaces_at_boot
         # In a thread: all topics may have to be looked at.
         if not is_known and not await asyncio.to_thread(has_namespace_for, self._engine, name):
-            raise Refused(namespace_missing(namespace))
+            raise Refused(status("namespace_missing", namespace=namespace))
         whole = part_of(first)
         if whole is not None and self._is_there(whole[0]):
             parts = self.parts(whole[0])
             if parts == [whole[0]]:
-                raise Refused(name_clash(first, whole[0]))
-            raise Refused(parts_fixed(first, whole[0], len(parts)))
+                raise Refused(status("name_clash", topic=first, other=whole[0]))
+            raise Refused(status("parts_fixed", topic=first, whole=whole[0], parts=len(parts)))
         part = self._first_part(name) or next(iter(self._loose_parts(name)), None)
         if part is not None:
-            raise Refused(name_clash(name, part))
+            raise Refused(status("name_clash", topic=name, other=part))
 
     def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
         """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_load` ends."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
+from frazil.errors import FrazilError
 from frazil.serve.grpc.codec import CallFailed, Code, metadata, timeout_seconds
 
 if TYPE_CHECKING:
@@ -135,9 +136,12 @@ def _is_grpc(value: bytes) -> bool:
     return value.startswith(_CONTENT_TYPE) and value[len(_CONTENT_TYPE) :][:1] in {b"", b"+", b";"}
 
 
+_Result = TypeVar("_Result")
+
+
 # -- coroutines as handlers ----------------------------------------------------------------------
 
-_running: set[asyncio.Task[bytes]] = set()
+_running: set[asyncio.Task[Any]] = set()
 """The loop itself keeps no reference to a task that waits."""
 
 
@@ -175,3 +179,30 @@ def _settle(call: Call, task: asyncio.Task[bytes]) -> None:
         call.fail(error.code, error.text)
     else:
         call.break_off(error)
+
+
+async def to_its_end(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Return what work comes to; it goes on when its caller is cancelled."""
+    task = asyncio.get_running_loop().create_task(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return await outcome(task)
+
+
+async def outcome(work: asyncio.Future[_Result]) -> _Result:
+    """Return what others' work comes to; it goes on when its caller is cancelled."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(_take)
+        raise
+
+
+def _take(work: asyncio.Future[Any]) -> None:
+    if work.cancelled():
+        return
+    error = work.exception()
+    if error is not None and not isinstance(error, FrazilError | CallFailed):
+        work.get_loop().call_exception_handler(
+            {"message": "work failed whose caller has gone", "exception": error, "future": work}
+        )

@@ -8,9 +8,9 @@ import gc
 import pytest
 
 from frazil.errors import NotFound
-from frazil.serve.danube.completing import outcome, to_its_end
 from frazil.serve.danube.statuses import Refused, Status
 from frazil.serve.grpc.codec import Code
+from frazil.serve.grpc.router import outcome, to_its_end
 
 REFUSALS = [NotFound("no such topic"), Refused(Status(Code.ALREADY_EXISTS, "there is one"))]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.serve.auth.permissions import RPCS, needs
-from frazil.serve.danube import envelopes, messages
+from frazil.serve.danube import messages
 from frazil.serve.danube.messages import ATTRIBUTES_MAX, FIELDS_BESIDE, check_attributes, parse_send
 from frazil.serve.danube.proto.danube_pb2 import MsgID, StreamMessage
 from frazil.serve.danube.statuses import Refused
@@ -40,7 +40,6 @@ def test_a_request_full_of_attributes_is_never_parsed(monkeypatch):
     monkeypatch.setattr(messages, "StreamMessage", Unparsed)
     asks = (
         lambda: parse_send(request),
-        lambda: envelopes.Envelopes().read(request),
         lambda: needs(RPCS[SEND], request, KnownIds()),
     )
     for ask in asks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import frazil
-from frazil.serve.danube.admin_acts import Acts
+from frazil.serve.danube.admin_calls import Acts
 from frazil.serve.danube.registry_service import Schemas, registry_routes
 from frazil.serve.danube.services import RPCS
 from frazil.serve.danube.topics import Topics

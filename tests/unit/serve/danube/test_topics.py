@@ -59,7 +59,7 @@ def test_reliability_is_told_without_a_question_to_the_journal(tmp_path):
             begun.set()
             return told.wait(60)
 
-        busy = asyncio.create_task(asyncio.to_thread(engine.main.queue.call, keep_busy))
+        busy = asyncio.create_task(asyncio.to_thread(engine.log.queue.call, keep_busy))
         await asyncio.to_thread(begun.wait, 60)
         is_reliable = topics.is_reliable(topic)
         told.set()

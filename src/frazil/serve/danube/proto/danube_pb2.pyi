@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence
 from typing import ClassVar, Final, Literal, Self
 
-from frazil.serve.danube.descriptors import Descriptor, FileDescriptor
+from frazil.serve.danube.services import Descriptor, FileDescriptor
 
 DESCRIPTOR: Final[FileDescriptor]
 

@@ -1,44 +1,22 @@
-"""Journals with their committers and readers: the shared one, and one for each dedicated lane."""
+"""The log: one journal of all topics with its committer and its reader."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from frazil.log import Committer, LogSource, Pending, deliver
 from frazil.log import format as fmt
+from frazil.log.committer import Committer, Pending, deliver
+from frazil.log.reader import LogSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from frazil.config import LogSettings
     from frazil.errors import FrazilError
-    from frazil.log import Control, Journal, Segment
-    from frazil.log.codec import Entry
-
-
-class Queue(Protocol):
-    """What stands before a journal: a committer's thread, or nothing at all in a simulation."""
-
-    journal: Journal
-
-    def submit(self, entry: Entry) -> bool:
-        """Take an entry; False if there is no room."""
-
-    def submit_all(self, entries: Sequence[Entry]) -> bool:
-        """Take entries next to each other, all or none; False if there is no room."""
-
-    def submit_waiting(self, *entries: Entry) -> None:
-        """Take entries next to each other, waiting for room."""
-
-    def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
-        """Run a function as the journal's owner."""
-
-    def start(self) -> None:
-        """Begin to work."""
-
-    def stop(self) -> None:
-        """Finish what waits and close the journal."""
+    from frazil.log.codec import Control, Entry
+    from frazil.log.journal import Journal
+    from frazil.log.segment import Segment
 
 
 class InlineQueue:
@@ -71,21 +49,18 @@ class InlineQueue:
         self.journal.close()
 
 
-class LaneRuntime:
-    """One journal at work."""
+class Log:
+    """An open journal, the queue of its writer, and the source that reads it."""
 
-    def __init__(
-        self, journal: Journal, settings: LogSettings, *, name: str, threads: bool
-    ) -> None:
-        self.name = name
+    def __init__(self, journal: Journal, settings: LogSettings, *, threads: bool) -> None:
         self.journal = journal
         self.source = LogSource(journal)
         self.pinning = threading.Lock()
-        """Held while a reader pins records, and while segments are freed that nobody has pinned."""
+        """Held while a reader pins records, and while unpinned segments are freed."""
         self.respect_pins = True
-        """False when the disk tier has all that is freed: readers then go on there."""
+        """False with the disk tier: readers continue in its files when segments are freed."""
         self.queue: Any = (
-            Committer(journal, settings, name=f"frazil-{name}") if threads else InlineQueue(journal)
+            Committer(journal, settings, name="frazil-journal") if threads else InlineQueue(journal)
         )
 
     def control(self, control: Control) -> int:
@@ -98,9 +73,9 @@ class LaneRuntime:
     def free(self, count: int) -> list[Segment]:
         """Free the oldest `count` segments unless a reader has pinned records of them since.
 
-        On the journal's thread, with new pins kept out: the pins are looked at, the frame is made
-        durable and the segments leave the readers' sight as one step. Returns the segments that
-        went, none if a pin stood in the way. The caller unlinks them.
+        Runs on the journal's thread and holds `pinning`: checking the pins, making the frame durable
+        and detaching the segments are one step. Returns the detached segments, none if a pin
+        prevents it. The caller unlinks them.
         """
         gone: list[Segment] = self.queue.call(lambda: self._free(count))
         return gone
@@ -128,6 +103,6 @@ class LaneRuntime:
         return False
 
     def stop(self) -> FrazilError | None:
-        """Stop and close; return what went wrong, if anything did."""
+        """Stop and close; return the journal's error, if it failed."""
         self.queue.stop()
         return self.journal.closed_error() if self.journal.failed is not None else None
