@@ -21,7 +21,9 @@ __all__ = ["Token", "backup", "perform"]
 
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="FRAZIL_TOKEN", help="For a broker that wants to know who."),
+    typer.Option(
+        "--token", envvar="FRAZIL_TOKEN", help="The token of a broker with authentication."
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""`frazil objects`: what lies in the object store, and what of it may go."""
+"""`frazil objects`: list the objects of topics, and collect garbage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from frazil.engine import CollectObjects, ListObjects
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at what lies in the object store, and collect its garbage.", no_args_is_help=True
+    help="List the objects in the object store, and collect its garbage.", no_args_is_help=True
 )
 
 TopicName = Annotated[str | None, typer.Argument(help="One topic; all topics without it.")]
@@ -72,7 +72,7 @@ def collect(
     context: typer.Context,
     *,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do it; without this, only tell what would be done.")
+        bool, typer.Option("--yes", help="Do it; without this, only show what would be done.")
     ] = False,
     token: Token = None,
 ) -> None:

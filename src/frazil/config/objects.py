@@ -1,7 +1,7 @@
-"""The section of the objects tier: which store, who asks it, how uploads and readers behave.
+"""The section of the objects tier: the store, uploads, retention and backups.
 
 Texts may have `${NAME}` references to the environment (`frazil.config.values`); secrets are shown
-by nothing. Where a store lies is its `root`: `s3://bucket/prefix`, `gcs://bucket/prefix`,
+by nothing. The location of a store is its `root`: `s3://bucket/prefix`, `gcs://bucket/prefix`,
 `azblob://container/prefix`, a directory, or the name of a store in memory; the scheme may be left
 out.
 """

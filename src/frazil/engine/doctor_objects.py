@@ -1,7 +1,7 @@
 """Try an object store as uploads and readers use it, and say which setting is to blame.
 
 Everything is tried with objects of its own below `doctor/` in the root, which are removed again.
-Nothing is retried: the answer is wanted now.
+Nothing is tried twice: the answer should come at once.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def examine_store(
                     return
                 yield Step(step)
         finally:
-            # What a failed step left behind; the step itself says what is wrong.
+            # Remove the objects of a failed step; the step's own error is the answer.
             with contextlib.suppress(FrazilError):
                 store.delete([name, f"{name}-large"])
 

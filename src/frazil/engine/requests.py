@@ -64,7 +64,7 @@ class CollectObjects(
     """None: it is about all topics."""
 
     def perform(self, engine: Engine) -> Any:
-        """Do so, or tell what would be done; ready for JSON."""
+        """Do so, or describe what would be done; ready for JSON."""
         _check_store(engine)
         found = engine.objects.retention.collector.cycle(dry_run=self.dry_run)
         return {

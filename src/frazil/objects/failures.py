@@ -1,8 +1,7 @@
-"""What an object store's refusals mean: texts of errors become errors of the tree (F21, F24, F25).
+"""Texts of the store client's errors become errors of the tree (F21, F24, F25).
 
-The stores tell what happened in the text of an error alone: a status, a code of their own, or how
-the connection failed. This module reads such a text and says what the caller can do, and which
-setting is to blame.
+The client reports a failure as a text alone: with a status, a code of the store, or the way the
+connection failed. This module maps the text to an error and to the setting that caused it.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def failure_of(
         return NotFound("object is not there or ends before", **facts)
     facts["reason"] = _reason(text)
     if code in _THROTTLES or status == "429":
-        return Unavailable("store asks for patience", **facts, retry_after_ms=THROTTLED_MS)
+        return Unavailable("store throttles requests", **facts, retry_after_ms=THROTTLED_MS)
     if code in _BLAMED:
         message, setting = _BLAMED[code]
         return InvalidRequest(message, setting=setting, **facts)
@@ -124,7 +123,7 @@ def _by_status(
     endpoint = "objects.root" if kind in {"fs", "memory"} else "objects.endpoint"
     if status == "503":
         return Unavailable(
-            "store asks for patience", **facts, retry_after_ms=THROTTLED_MS, **writes
+            "store throttles requests", **facts, retry_after_ms=THROTTLED_MS, **writes
         )
     if status.startswith("5") or status in {"408", "409"}:
         return Unavailable("store failed", **facts, **writes)

@@ -1,8 +1,7 @@
 """Object stores by configuration: the one module that imports obstore.
 
-The client tries nothing again by itself: a create-only put that it repeated would find its own
-object there and call it another's (F25). Who wants patience wraps a store in
-`frazil.objects.patience.Patient`.
+The client's own retries are off: a create-only put that it repeated would find its own object and
+report a conflict (F25). `RetryingStore` adds retries.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from frazil.config.objects import ObjectsSettings
     from frazil.objects.store import ObjectStore
 
-__all__ = ["open_store", "place_of"]
+__all__ = ["location_of", "open_store"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
 LIST_CHUNK: Final = 1_000
@@ -64,15 +63,15 @@ _memories: Final[dict[str, Client]] = {}
 _memories_mutex: Final = threading.Lock()
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """A bucket or container with a prefix; a directory or name is a prefix without a bucket."""
 
     bucket: str
     prefix: str
 
 
-def place_of(settings: ObjectsSettings) -> Place:
-    """Return where the store of the settings lies, with references looked up.
+def location_of(settings: ObjectsSettings) -> Location:
+    """Return the location of the store, with references looked up.
 
     Raises:
         InvalidRequest: if there is no store, or its root is not one.
@@ -88,16 +87,16 @@ def place_of(settings: ObjectsSettings) -> Place:
             "root has the scheme of another store", setting=_ROOT, root=root, store=settings.store
         )
     if not rest or "\0" in rest:
-        raise InvalidRequest("root names no place", setting=_ROOT, root=root)
+        raise InvalidRequest("root is empty", setting=_ROOT, root=root)
     if settings.store == "fs":
-        return Place("", os.path.abspath(os.path.expanduser(rest)))
+        return Location("", os.path.abspath(os.path.expanduser(rest)))
     if settings.store == "memory":
-        return Place("", rest.strip("/"))
+        return Location("", rest.strip("/"))
     bucket, _, prefix = rest.partition("/")
     steps = [step for step in prefix.split("/") if step]
     if not bucket or {".", ".."} & set(steps):
         raise InvalidRequest("root must be bucket/prefix", setting=_ROOT, root=root)
-    return Place(bucket, "/".join(steps))
+    return Location(bucket, "/".join(steps))
 
 
 def credentials_setting(settings: ObjectsSettings) -> str:
@@ -151,16 +150,16 @@ def open_store(settings: ObjectsSettings, *, clock: Clock | None = None) -> Obje
             "object stores need the extra objects: pip install 'frazil[objects]'",
             setting="objects.store",
         ) from error
-    place = place_of(settings)
+    location = location_of(settings)
     credentials = credentials_setting(settings)
     try:
-        client = _CLIENTS[settings.store](settings, place)
+        client = _CLIENTS[settings.store](settings, location)
     except _client_errors() as error:
         raise failure_of(
             error, kind=settings.store, verb="open", credentials=credentials
         ) from error
     if settings.store == "fs":
-        return DirectoryStore(client, place.prefix, clock=clock or SystemClock())
+        return DirectoryStore(client, location.prefix, clock=clock or SystemClock())
     return ClientStore(
         client, settings.store, clock=clock or SystemClock(), credentials=credentials
     )
@@ -347,7 +346,9 @@ class ClientStore:
         if type(error).__name__ != "AlreadyExistsError":
             failure = self._failure(error, "put", key)
             if isinstance(failure, NotFound):
-                return InvalidRequest("store has no such place", setting="objects.root", key=key)
+                return InvalidRequest(
+                    "store has no such bucket or directory", setting="objects.root", key=key
+                )
             return failure
         if self.head(key) is None:
             return Unavailable("another write of this key is under way", key=key, store=self._kind)
@@ -371,10 +372,10 @@ class DirectoryStore(ClientStore):
 
     def _open(self) -> Client:
         client = super()._open()
-        self._check_place()
+        self._check_directory()
         return client
 
-    def _check_place(self, **facts: str) -> None:
+    def _check_directory(self, **facts: str) -> None:
         number = self._number_now()
         if not number or number != self._number:
             raise Unavailable(
@@ -386,9 +387,9 @@ class DirectoryStore(ClientStore):
             )
 
     def _number_now(self) -> str:
-        """Return what tells the directory from another in its place; a mount may change the disk's.
+        """Return the directory's inode number, empty if it does not exist.
 
-        Empty if it is not there.
+        A mount may change the disk's number, never the inode's.
         """
         try:
             found = self._files.stat(self._directory)
@@ -423,7 +424,7 @@ class DirectoryStore(ClientStore):
                 path = os.path.dirname(path)
                 self._files.sync_directory(path)
             self._files.sync_directory(os.path.dirname(self._directory))
-            self._check_place(key=key, outcome="unknown")
+            self._check_directory(key=key, outcome="unknown")
         except OSError as error:
             raise Unavailable(
                 "object could not be synced", key=key, reason=error, outcome="unknown"
@@ -485,7 +486,7 @@ def _check_environment() -> None:
             )
 
 
-def _s3(settings: ObjectsSettings, place: Place) -> Client:
+def _s3(settings: ObjectsSettings, location: Location) -> Client:
     from obstore.store import S3Store
 
     config: dict[str, Any] = {"virtual_hosted_style_request": not settings.path_style}
@@ -493,7 +494,7 @@ def _s3(settings: ObjectsSettings, place: Place) -> Client:
     if endpoint:
         scheme, _, host = endpoint.partition("://")
         config["endpoint"] = (
-            endpoint if settings.path_style else f"{scheme}://{place.bucket}.{host}"
+            endpoint if settings.path_style else f"{scheme}://{location.bucket}.{host}"
         )
     region = _word(settings.region, "region")
     if region:
@@ -503,8 +504,8 @@ def _s3(settings: ObjectsSettings, place: Place) -> Client:
     if settings.anonymous:
         config["skip_signature"] = True
     return S3Store(
-        place.bucket,
-        prefix=place.prefix or None,
+        location.bucket,
+        prefix=location.prefix or None,
         config=config,  # type: ignore[arg-type]  # built key by key
         client_options=_options(settings),
         retry_config=_NO_RETRIES,
@@ -513,7 +514,7 @@ def _s3(settings: ObjectsSettings, place: Place) -> Client:
 
 
 def _s3_credentials(settings: ObjectsSettings) -> Any:
-    """Return who gives credentials; None leaves it to the environment and the machine.
+    """Return the provider of credentials; None uses the environment and the machine.
 
     Keys that are written out do not go through the client's own settings: there they would be
     mixed with a token of the environment that belongs to other keys.
@@ -610,7 +611,7 @@ def _credential(
     }
 
 
-def _gcs(settings: ObjectsSettings, place: Place) -> Client:
+def _gcs(settings: ObjectsSettings, location: Location) -> Client:
     from obstore.store import GCSStore
 
     config: dict[str, Any] = {}
@@ -625,15 +626,15 @@ def _gcs(settings: ObjectsSettings, place: Place) -> Client:
         # Some requests of the client ask the machine for a token in spite of the first.
         config |= {"skip_signature": True, "service_account_key": _NOBODY}
     return GCSStore(
-        place.bucket,
-        prefix=place.prefix or None,
+        location.bucket,
+        prefix=location.prefix or None,
         config=config,  # type: ignore[arg-type]  # built key by key
         client_options=_options(settings),
         retry_config=_NO_RETRIES,
     )
 
 
-def _azblob(settings: ObjectsSettings, place: Place) -> Client:
+def _azblob(settings: ObjectsSettings, location: Location) -> Client:
     from obstore.store import AzureStore
 
     config: dict[str, Any] = {}
@@ -645,27 +646,27 @@ def _azblob(settings: ObjectsSettings, place: Place) -> Client:
     if endpoint:
         config["endpoint"] = endpoint
     return AzureStore(
-        place.bucket,
-        prefix=place.prefix or None,
+        location.bucket,
+        prefix=location.prefix or None,
         config=config,  # type: ignore[arg-type]  # built key by key
         client_options=_options(settings),
         retry_config=_NO_RETRIES,
     )
 
 
-def _fs(settings: ObjectsSettings, place: Place) -> Client:
+def _fs(settings: ObjectsSettings, location: Location) -> Client:
     from obstore.store import LocalStore
 
     del settings
-    return LocalStore(place.prefix, mkdir=True)
+    return LocalStore(location.prefix, mkdir=True)
 
 
-def _memory(settings: ObjectsSettings, place: Place) -> Client:
+def _memory(settings: ObjectsSettings, location: Location) -> Client:
     from obstore.store import MemoryStore
 
     del settings
     with _memories_mutex:
-        return _memories.setdefault(place.prefix, MemoryStore())
+        return _memories.setdefault(location.prefix, MemoryStore())
 
 
 _CLIENTS: Final = {"s3": _s3, "gcs": _gcs, "azblob": _azblob, "fs": _fs, "memory": _memory}

@@ -31,7 +31,7 @@ from frazil.objects.backup import Backups, newest_backup
 from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
 from frazil.objects.format import parse_key
 from frazil.objects.frames import TopicFrames
-from frazil.objects.obstores import open_store, place_of
+from frazil.objects.obstores import location_of, open_store
 from frazil.objects.reader import ObjectsSource
 from frazil.objects.restore_find import chained, find_objects, register_chain
 from frazil.objects.retention import OBJECTS_HOLD, ObjectsRetention
@@ -664,7 +664,7 @@ def _check_location(engine: Instance, catalog: ObjectCatalog, store: ObjectStore
         Unavailable: the location was changed, and the store does not answer.
     """
     settings = engine.settings.objects
-    bucket, prefix = place_of(settings)
+    bucket, prefix = location_of(settings)
     now = f"{settings.store}:{bucket}/{prefix}"
     row = engine.stores.shared.get(LOCATION_KEY)
     before = None if row is None else row.value.decode()

@@ -547,9 +547,9 @@ def test_a_partition_column_that_is_not_there_is_refused_at_creation(db):
 
 def test_without_the_extra_a_lake_is_refused_with_what_to_install(tmp_path, monkeypatch):
     """The topic is not made; everything but the lake works."""
-    from frazil.engine import lake_calls
+    from frazil.lake import options
 
-    monkeypatch.setattr(lake_calls, "PACKAGES", ("json", "no_such_package_here"))
+    monkeypatch.setattr(options, "PACKAGES", ("json", "no_such_package_here"))
     with opened(tmp_path) as (db, _stand_in):
         with pytest.raises(InvalidRequest, match=r"pip install \"frazil\[lake\]\"") as caught:
             db.create_topic("t", COLUMNS, lake=True)

@@ -56,12 +56,10 @@ def test_objects_that_were_copied_are_taken_from_their_new_place(tmp_path):
 NOBODY = {
     "store": "s3",
     "root": "s3://bucket/root",
-    "s3": {
-        "endpoint": "http://127.0.0.1:1",
-        "allow_http": True,
-        "access_key": "a",
-        "secret_key": "b",
-    },
+    "endpoint": "http://127.0.0.1:1",
+    "allow_http": True,
+    "access_key": "a",
+    "secret_key": "b",
 }
 """A store that does not answer."""
 

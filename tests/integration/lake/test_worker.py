@@ -24,6 +24,10 @@ GONE_SECONDS = 60.0
 """Processes that were left behind would be there for ever; it takes a second or two."""
 
 
+# The first commit of a JVM takes long where others want the machine as well.
+PROGRAM = "from frazil.lake import worker; worker.STOP_SECONDS = 240.0; worker.main()"
+
+
 class Engine:
     """The engine's side of a worker's socket."""
 
@@ -36,7 +40,7 @@ class Engine:
         self.listener.bind(str(path))
         self.listener.listen(1)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "frazil.lake.worker", "--socket", str(path), "--epoch", "3"],
+            [sys.executable, "-c", PROGRAM, "--socket", str(path), "--epoch", "3"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
             stdin=subprocess.DEVNULL,
             start_new_session=True,

@@ -27,7 +27,8 @@ SETTINGS = {
     "objects.request_timeout_s": 5,
     "objects.retry_timeout_s": 1,
 }
-PAYLOADS = [b"%d:" % number + b"x" * 4_000 for number in range(RECORDS)]
+# More than readers fetch ahead and keep: an outage is noticed.
+PAYLOADS = [b"%d:" % number + b"x" * 50_000 for number in range(RECORDS)]
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from frazil.objects.obstores import (
     DirectoryStore,
     credentials_setting,
     endpoint_of,
+    location_of,
     open_store,
-    place_of,
 )
 from tests.support import Fault, FaultyFileSystem
 
@@ -45,7 +45,7 @@ def settings(**changes):
 )
 def test_a_root_is_a_bucket_and_a_prefix(store, root, place):
     """Every kind takes its schemes and none, and slashes too many."""
-    assert place_of(settings(store=store, root=root)) == place
+    assert location_of(settings(store=store, root=root)) == place
 
 
 @pytest.mark.parametrize(
@@ -62,20 +62,20 @@ def test_a_root_is_a_bucket_and_a_prefix(store, root, place):
 def test_a_root_that_is_none_is_refused(store, root):
     """The scheme of another store, no bucket, and steps upwards are refused with the setting."""
     with pytest.raises(InvalidRequest) as caught:
-        place_of(settings(store=store, root=root))
+        location_of(settings(store=store, root=root))
     assert caught.value.details["setting"] == "objects.root"
 
 
 def test_a_relative_directory_is_made_absolute(tmp_path, monkeypatch):
     """A root does not move when the process changes its directory."""
     monkeypatch.chdir(tmp_path)
-    assert place_of(settings(store="fs", root="objects")).prefix == str(tmp_path / "objects")
+    assert location_of(settings(store="fs", root="objects")).prefix == str(tmp_path / "objects")
 
 
 def test_references_in_a_root_are_looked_up(monkeypatch):
     """`${NAME}` in a root is the variable's value."""
     monkeypatch.setenv("UPLOADS_BUCKET", "logs")
-    assert place_of(settings(store="s3", root="s3://${UPLOADS_BUCKET}/a")) == ("logs", "a")
+    assert location_of(settings(store="s3", root="s3://${UPLOADS_BUCKET}/a")) == ("logs", "a")
 
 
 @pytest.mark.parametrize(
