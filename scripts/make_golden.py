@@ -22,7 +22,6 @@ from frazil.log import (
     PLAIN,
     STATE_FIRST_FREE,
     STATE_HOLD,
-    Acked,
     Control,
     CursorState,
     Dropped,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
 DIRECTORY = "/golden/journal"
 CURSORS_DIRECTORY = "/golden/cursors"
-RESERVED_DIRECTORY = "/golden/reserved"
 SEED = 1
 PAYLOADS = Path(__file__).resolve().parent.parent / "tests/data/format-1/payloads.json"
 PLAIN_TOPIC, ROWS_TOPIC, ARROW_TOPIC, LOOSE_TOPIC = 1, 2, 3, 4
@@ -183,32 +181,6 @@ def write_golden_cursors(file_system: SimulatedFileSystem) -> None:
     writer.journal.close()
 
 
-def write_golden_reserved(file_system: SimulatedFileSystem) -> None:
-    """Write a third directory: cursors that say how far deliveries went, and one that does not."""
-    writer = Writer(file_system, RESERVED_DIRECTORY)
-    writer.topic(PLAIN_TOPIC, "/default/plain", kind="message")
-    writer.append(PLAIN_TOPIC, PLAIN, tuple(b"%d" % number for number in range(20)), 20)
-    fresh = CursorState(3)
-    fresh.reserve(3)
-    first: list[Change] = [
-        placed("ahead", fresh),
-        placed("exact", fresh),
-        placed("silent", CursorState(2)),
-    ]
-    writer.control(fmt.KIND_CURSOR, PLAIN_TOPIC, encode_changes(first))
-    reserving: list[Change] = [
-        acked("ahead", (3, 4), reserved=14),
-        Acked("exact", [], 300),
-        attempted("exact", (4, 2)),
-    ]
-    writer.control(fmt.KIND_CURSOR, PLAIN_TOPIC, encode_changes(reserving))
-    writer.journal.rotate()
-    writer.journal.seal_one()
-    last: list[Change] = [Acked("ahead", [], 9), Acked("exact", [], 5, is_exact=True)]
-    writer.control(fmt.KIND_CURSOR, PLAIN_TOPIC, encode_changes(last))
-    writer.journal.close()
-
-
 def main() -> int:
     """Write the golden directories to the path given."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -217,7 +189,6 @@ def main() -> int:
     file_system = SimulatedFileSystem()
     write_golden(file_system)
     write_golden_cursors(file_system)
-    write_golden_reserved(file_system)
     file_system.dump(arguments.directory, "/golden")
     sizes = {path: len(file_system.read_bytes(path)) for path in file_system.paths()}
     print(json.dumps(sizes, indent=2))

@@ -15,7 +15,6 @@ from frazil.engine import Engine
 from frazil.errors import FrazilError
 from frazil.log import (
     PLAIN,
-    Acked,
     Control,
     CursorState,
     Dropped,
@@ -57,11 +56,10 @@ SETTINGS = DEFAULTS.model_copy(
 
 
 class Progress:
-    """What one subscription was told: what is acked, how often others were delivered, how far."""
+    """What one subscription was told: what is acked, and how often others were delivered."""
 
     def __init__(self, below=0):
         self.acked = set(range(below))
-        self.reserved = below
         self.attempts = {}
         self.dues = {}
 
@@ -79,9 +77,6 @@ class Progress:
         if self.attempts.get(offset) == number:
             self.dues[offset] = due
 
-    def reserve(self, end, is_exact):
-        self.reserved = end if is_exact else max(self.reserved, end)
-
     @property
     def below(self):
         """The first offset that is not acked."""
@@ -89,14 +84,14 @@ class Progress:
 
     def shown(self):
         told = sorted(self.attempts.items()), sorted(self.dues.items())
-        return sorted(self.acked), *told, self.reserved
+        return sorted(self.acked), *told
 
 
 def seen(cursor):
     """A cursor of the product as the model would show it."""
     offsets = set(range(cursor.acked_below)).union(*[range(*each) for each in cursor.ranges()])
     told = sorted(cursor.attempts.items()), sorted(cursor.dues.items())
-    return sorted(offsets), *told, cursor.reserved
+    return sorted(offsets), *told
 
 
 def shown(model):
@@ -116,8 +111,6 @@ def apply_to(model, change):
                 model[name].ack(range(*numbers))
             elif verb == "delay":
                 model[name].delay(*numbers)
-            elif verb == "reserve":
-                model[name].reserve(*numbers)
             else:
                 model[name].attempt(*numbers)
 
@@ -126,13 +119,9 @@ def wire(change):
     """The change as the product takes it."""
     verb, name, *rest = change
     if verb == "place":
-        cursor = CursorState(rest[0])
-        cursor.reserve(rest[0])
-        return placed(name, cursor)
+        return placed(name, CursorState(rest[0]))
     if verb == "drop":
         return Dropped(name)
-    if verb == "reserve":
-        return Acked(name, [], *rest[0][0])
     make = {"ack": acked, "attempt": attempted, "delay": delayed}[verb]
     return make(name, *rest[0])
 
@@ -142,11 +131,6 @@ def some_changes(random, names, head, low=0):
     changes = []
     for _ in range(random.choice((1, 1, 2, 3))):
         name = random.choice(names)
-        if random.random() < 0.15:
-            # Beyond the head, too: it is for records that are to come.
-            end = random.randrange(low, head + 20)
-            changes.append(("reserve", name, [(end, random.random() < 0.3)]))
-            continue
         first = random.randrange(low, head)
         if random.random() < 0.3:
             number = random.randint(2, 6)

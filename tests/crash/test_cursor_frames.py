@@ -114,17 +114,6 @@ def test_a_fold_that_is_not_the_same_twice_is_noticed(monkeypatch):
     assert finds(JournalLives)
 
 
-def test_a_reserve_that_falls_is_noticed(monkeypatch):
-    """The suite finds a cursor that takes the last end of its deliveries for the highest."""
-
-    def falling(self, end, *, is_exact=False):
-        del is_exact
-        self.reserved = end
-
-    monkeypatch.setattr(cursor_state.CursorState, "reserve", falling)
-    assert finds(JournalLives)
-
-
 def test_a_copy_that_overrides_the_log_is_noticed(monkeypatch):
     """The suite finds an engine that believes its metadata over the frames."""
     replay = Survey._replay

@@ -1,7 +1,6 @@
-"""Random lives of the layer above dispatch, in virtual time: readings, outboxes, letters, resets.
+"""Random lives of the layer above dispatch, in virtual time: reads, outboxes, dead letters, resets.
 
-The subscription, its feed, its cache, its outboxes, its burials and its dispatch are the product's;
-the tiers, the journal and the dead-letter topic are stand-ins that fail, refuse and dawdle.
+The subscription, its feed, cache, outboxes, dead letters and dispatch are the product's; the tiers, the journal and the dead-letter topic are stand-ins that fail, refuse and dawdle.
 `python -m tests.property.delivery_world --seed N` repeats one life and tells what happened.
 """
 
@@ -23,14 +22,13 @@ from frazil.model import OffsetRange
 from frazil.schema import Message, message_batch
 from frazil.subscribe import (
     HOLD_PREFIX,
+    Cause,
     Cursor,
     Dispatch,
     FailurePolicy,
     FeedCache,
     Limits,
-    Pace,
     Poison,
-    Reserve,
     Subscription,
     SubscriptionType,
     TopicFeed,
@@ -143,24 +141,22 @@ class Journal:
         self.world = world
         self.is_cut_off = False
 
-    def add(self, name, change, answer, *, reserved=0):
+    def add(self, name, change, answer):
         del name
-        self.world.loop.call_later(self.world.delay(), self._write, change, answer, reserved)
+        if change.cause is Cause.TIMEOUT:
+            # They wait for their back-off, also if their consumer leaves meanwhile.
+            self.world.timed_out |= set(change.offsets)
+            self.world.owed -= set(change.offsets)
+        self.world.loop.call_later(self.world.delay(), self._write, change, answer)
 
-    def reserve(self, name, end, answer, *, is_exact=False):
-        del name, is_exact
-        self.world.loop.call_later(self.world.delay(), self._write, None, answer, end)
-
-    def _write(self, change, answer, reserved):
+    def _write(self, change, answer):
         if self.is_cut_off:
             return
         world = self.world
         if world.random.random() < world.refusals:
             answer(Overloaded("the journal is full"))
             return
-        if change is not None:
-            world.durable(change)
-        world.reserved = max(world.reserved, reserved)
+        world.durable(change)
         answer(None)
 
 
@@ -224,19 +220,19 @@ class World:
             poison=self.poison,
             dead_letter_topic="/default/dead",
         )
-        self.limits = Limits(max_unacked_messages=choose((1, 5, 30)), blame_grace_ms=MUCH)
+        self.limits = Limits(max_unacked_messages=choose((1, 5, 30)))
         self.cache_bytes = choose((1, 3_000, 1 << 20))
         self.loop = VirtualLoop()
         self.loop.delay = self.delay
         self.tiers = Tiers(self)
         self.refusals = 0.0
-        self.reserved = 0
         self.history = []
         self.numbers = 0
         self.settled, self.attempts = set(), {}
         self.ack_sent, self.dropped_seen = set(), Counter()
         self.buried, self.seen = Counter(), Counter()
         self.clients = []
+        self.timed_out = set()
         self.tasks = set()
 
     def delay(self):
@@ -267,16 +263,9 @@ class World:
             self.journal,
             Letters(self),
             dispatch=self.dispatch(),
-            reserve=self.reserve(),
             policy=self.policy,
             loop=self.loop,
-            pace=Pace(self.loop.time),
         )
-
-    def reserve(self):
-        """Return what says how far deliveries may go: as far as that is durable."""
-        below = self.reserved
-        return Reserve(NAME, self.journal, self.loop, below=below, delivered_below=below)
 
     def dispatch(self):
         return Dispatch(
@@ -285,7 +274,6 @@ class World:
             limits=self.limits,
             cursor=Cursor(0, ranges_of(sorted(self.settled))),
             attempts=self.attempts,
-            delivered_below=self.reserved,
             now_ms=int(self.loop.now * 1000),
         )
 
@@ -329,7 +317,7 @@ class World:
         self.tell("   to", client.consumer_id, offset, attempt)
         self.check_payload(record)
         assert offset not in self.settled, f"{offset} was delivered after its durable ack"
-        assert offset < self.reserved, f"{offset} went further than is durable"
+        assert offset < self.state.visible, f"{offset} went out before it was durable"
         assert attempt <= self.attempts.get(offset, 1), f"{offset}: attempt is not durable"
         assert attempt <= 1 + self.policy.max_redelivery_count, f"{offset} came too often"
         if self.kind in SINGLE and not self.seen[offset]:
@@ -340,6 +328,7 @@ class World:
         if self.kind is SubscriptionType.KEY_SHARED:
             self.check_key(offset)
         self.owed.discard(offset)
+        self.timed_out.discard(offset)
         self.seen[offset] += 1
 
     def check_key(self, offset):
@@ -358,10 +347,14 @@ class World:
             offset = self.tiers.end
             self.tiers.records[offset] = Message(b"%d" % offset, self.random.choice(KEYS))
             self.tiers.end += 1
+            if self.random.random() < 0.7:
+                # The journal hands it over when it is written: live delivery needs no reading.
+                for follower in self.state.followers:
+                    follower.written(offset, 7, [self.tiers.records[offset]])
         self.state.visible = self.tiers.end
         self.tell("publish to", self.tiers.end)
-        for follow in self.state.followers:
-            follow()
+        for follower in self.state.followers:
+            follower.woken()
 
     def attach(self):
         name = f"c{self.random.randrange(3)}"
@@ -388,7 +381,8 @@ class World:
         for client in clients:
             if self.kind in SINGLE and client is self.clients[0]:
                 last = 1 + self.policy.max_redelivery_count
-                self.owed |= {o for o in client.hands if self.attempts.get(o, 1) < last}
+                hands = set(client.hands) - self.timed_out
+                self.owed |= {o for o in hands if self.attempts.get(o, 1) < last}
             self.clients.remove(client)
 
     def detach(self):
@@ -466,25 +460,24 @@ class World:
         self.settled = set(range(place))
         self.attempts, self.ack_sent = {}, set()
         self.seen, self.buried = Counter(), Counter()
-        self.owed = set()
+        self.owed, self.timed_out = set(), set()
         self.refused.clear()
         self.state.holds[HOLD_PREFIX + NAME] = max(place, self.tiers.start)
         for client in self.clients:
             client.hands = []
-        self.reserved = place
-        self.subscription.go_on(self.dispatch(), self.reserve())
+        self.subscription.go_on(self.dispatch())
 
     def crash(self):
         """The process dies; only what is durable is known to the next."""
         self.tell("crash")
         self.journal.is_cut_off = True
-        self.subscription._burials.cancel()
-        for each in self.subscription._attached:
-            each.outbox.close()
+        self.subscription._dead_letters.cancel()
+        for each in self.subscription._attached.values():
+            each.outbox.clear()
         for client in self.clients:
             client.is_gone = True
         self.subscription.end_error = Unavailable("dead")
-        self.clients, self.owed = [], set()
+        self.clients, self.owed, self.timed_out = [], set(), set()
         self.begin()
 
     async def live(self, steps=STEPS):
@@ -506,10 +499,12 @@ class World:
                 await self.reset()
             self.random.choices(list(verbs), list(verbs.values()))[0]()
             await asyncio.sleep(self.random.choice((0, 0, 0.001, 0.1, 2)))
-            held, status = self.subscription._held, self.subscription.status()
-            assert len(held) <= status.held, "records are kept that were met already"
+            dispatch, status = self.subscription._dispatch, self.subscription.status()
+            kept = [each for each in dispatch._records.values() if each.value is not None]
+            assert len(kept) <= status.held, "records are kept that were met already"
+            assert sum(each.size for each in kept) == dispatch.held_bytes
             size_max = self.held_bytes_max + PORTION_BYTES
-            assert held.size_bytes <= size_max, "more is kept than may be"
+            assert dispatch.held_bytes <= size_max, "more is kept than may be"
         await self.drain()
 
     async def drain(self):
@@ -534,8 +529,8 @@ class World:
         await asyncio.sleep(3)
         status = self.subscription.status()
         assert (status.unacked, status.held, status.paused) == (0, 0, None), status
-        held = self.subscription._held
-        assert (len(held), held.size_bytes) == (0, 0), "records are kept that nobody needs"
+        assert self.subscription._dispatch.held_bytes == 0, "records are kept that nobody needs"
+        assert not self.subscription._dispatch._records
 
     def is_idle(self):
         """Whether all was read, and nothing is with anybody."""
@@ -549,7 +544,7 @@ class World:
         return sorted(offset for offset in unsettled if not self.is_expired(offset))
 
     def blocked(self):
-        return set(self.subscription._dispatch._records.blocked)
+        return set(self.subscription._dispatch._blocked)
 
 
 def failure(seed, held_bytes_max=None):

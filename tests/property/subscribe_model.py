@@ -9,7 +9,6 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from frazil.subscribe import Cause, NoticeKind, Poison, SubscriptionType
-from tests.property.subscribe_shares import Shares, has_room
 
 LINES = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER, SubscriptionType.SHARED}
 SINGLE = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
@@ -18,6 +17,11 @@ SINGLE = {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
 def attempts_max_of(policy):
     """How often a record is delivered at most."""
     return 1 + policy.max_redelivery_count
+
+
+def has_room(member):
+    """Whether a stream takes another record."""
+    return member.messages > 0 and member.size_bytes > 0
 
 
 class Until:
@@ -41,7 +45,7 @@ class Member:
         return not self.filters or any(fnmatchcase(key, pattern) for pattern in self.filters)
 
 
-class Specification(Shares):
+class Specification:
     """The truth about one subscription, through all its lives."""
 
     def __init__(self, kind, policy, limits):
@@ -55,6 +59,8 @@ class Specification(Shares):
         self.acked, self.buried, self.dropped, self.skipped = set(), set(), set(), set()
         # What clients may have in their hands since lives that are over.
         self.had, self.delivered = set(), set()
+        # The topic's head: what is below it may be acked.
+        self.head = 0
         # When what was counted comes next; durable with the count.
         self.dues = {}
         self.restart(0)
@@ -77,20 +83,13 @@ class Specification(Shares):
         self.attempts = dict(self.counted)
         self.known = set(self.counted)
         self.attempts_max = attempts_max_of(self.policy)
-        # Since when somebody is attached.
-        self.since = None
-        self.left = []
-        self.restart_shares()
-        self.timed_out = set()
+        # When the last consumer came or left.
+        self.changed = 0
         self.pardoned = set()
-        # When clients went whose oldest record this was.
-        self.went = {}
         self.coming, self.condemned = set(), set()
         self.before_ack, self.before_nack = {}, {}
-        # What clients of earlier lives gave back before this one delivered it, until that is known.
-        self.giving_back = set()
-        # What the journal refused to hear of those clients: it may be in line by now, as new.
-        self.refused_early = set()
+        # What was acked before this life delivered it: it may be in line by now, as new.
+        self.acked_early = set()
         # Intentions that did not become durable are forgotten.
         self.acked &= self.settled
         self.dropped &= self.settled
@@ -99,12 +98,11 @@ class Specification(Shares):
     # -- inputs ----------------------------------------------------------------------------------
 
     def attach(self, member, now):
-        if not self.members:
-            self.since = now
+        self.changed = now
         same = [each for each in self.members if member.name == each.name]
         place = self.members.index(same[0]) if same else len(self.members)
         for other in same:
-            self.detach(other.id, now, lost=False)
+            self.detach(other.id, now)
         self.members.insert(place, member)
         if same:
             # Keys stay with a name, but for those that its new filters do not match.
@@ -112,11 +110,10 @@ class Specification(Shares):
             self.owners.update({key: member for key in mine if member.accepts(key)})
         self.turns = {}
 
-    def detach(self, consumer_id, now, *, lost):
+    def detach(self, consumer_id, now):
         (member,) = [each for each in self.members if each.id == consumer_id]
-        is_active = self.kind in SINGLE and self.members[0] is member
         self.members.remove(member)
-        self.left.append((now, member))
+        self.changed = now
         self.turns = {}
         mine = {offset: since for offset, (whose, since) in self.hands.items() if whose is member}
         for offset in [offset for offset, since in mine.items() if since is None]:
@@ -127,23 +124,7 @@ class Specification(Shares):
         for offset in had:
             del self.hands[offset]
             self.returned.add(offset)
-            self.fail(
-                offset, now, judged=lost and offset == had[0] and self.is_to_blame(offset, now)
-            )
-        if is_active:
-            self.not_before.update(dict.fromkeys(self.timed_out, now))
-            self.returned |= self.timed_out - self.settled - self.settling
-            self.timed_out.clear()
-
-    def is_to_blame(self, offset, now):
-        """Enough clients went with it as their oldest, for long enough, and it will be kept."""
-        times = self.went.setdefault(offset, [])
-        times.append(now)
-        return (
-            self.policy.poison is Poison.DEAD_LETTER
-            and len(times) >= attempts_max_of(self.policy)
-            and now - times[0] >= self.limits.blame_grace_ms
-        )
+            self.fail(offset, now, judged=False)
 
     def fail(self, offset, due, *, judged=True):
         attempt = self.attempts.get(offset, 1)
@@ -152,13 +133,11 @@ class Specification(Shares):
         self.not_before[offset] = due
 
     def ack(self, offsets, change):
-        """Exactly what was delivered and is unsettled is settled; what repeats waits."""
+        """Exactly what is below the head and unsettled is settled; what repeats waits."""
         mine = {
             offset
             for offset in offsets
-            if offset in self.delivered | self.known | self.skipped | self.had
-            and offset not in self.settled
-            and offset not in self.settling
+            if offset in self.records and offset not in self.settled and offset not in self.settling
         }
         assert (set(change.offsets) if change else set()) == mine, "the ack of wrong records"
         repeated = set(offsets) & self.settling - self.settled
@@ -168,45 +147,22 @@ class Specification(Shares):
             self.acked.add(offset)
             self.settling.add(offset)
             self.before_ack[offset] = self.hands.pop(offset, None)
+            if offset not in self.delivered:
+                self.acked_early.add(offset)
 
     def nack(self, offset, delay, change, now):
-        if self._is_of_an_earlier_life(offset):
-            self._nack_of_an_earlier_life(offset, delay, change, now)
-            return
         if offset not in self.hands or self.hands[offset][1] is None:
             # Nobody has it, or its new delivery is not sent yet: a late nack.
             assert change is None or change.is_empty
             return
         assert change is not None, "a nack without effect"
         self.before_nack[offset] = self.hands.pop(offset)
-        self.failed_by[offset] = self.before_nack[offset][0]
         wait = self.policy.delay_ms(self.attempts.get(offset, 1), delay)
         self.fail(offset, now + wait)
         if change.cause is Cause.DROP:
             self._drop(offset, now)
         else:
             assert change.attempts == [self.attempts.get(offset)]
-
-    def _is_of_an_earlier_life(self, offset):
-        """Whether a client can have had it from an earlier life only."""
-        gone = self.delivered | self.settled | self.settling | self.skipped
-        return offset in self.had | self.known and offset not in gone
-
-    def _nack_of_an_earlier_life(self, offset, delay, change, now):
-        """It counts if nothing was counted yet; else the delay may begin anew, but no number grows."""
-        if change is None or change.is_empty:
-            assert offset in self.attempts.keys() | self.refused_early, "a nack without effect"
-            return
-        before = self.attempts.get(offset), self.not_before.get(offset)
-        attempt = self.attempts.setdefault(offset, 2)
-        self.not_before[offset] = now + self.policy.delay_ms(attempt - 1, delay)
-        if change.cause is Cause.DROP:
-            assert before[0] is None, f"{offset} was dropped for a delivery that was counted before"
-            self._drop(offset, now)
-            return
-        assert change.attempts == [attempt], f"{offset}: counted {change.attempts}"
-        self.before_nack[offset] = before
-        self.giving_back.add(offset)
 
     def unsent(self, offsets):
         """What is not sent yet has all the time."""
@@ -247,8 +203,6 @@ class Specification(Shares):
             if self.hands.get(offset, (None,))[0] is member:
                 del self.hands[offset]
                 self.not_before.pop(offset, None)
-                if self.kind is SubscriptionType.KEY_SHARED:
-                    self.unseen.add(offset)
 
     def _is_dropped(self, offset):
         is_last = self.attempts.get(offset, 1) > attempts_max_of(self.policy)
@@ -298,15 +252,11 @@ class Specification(Shares):
                 self._deliver_in_line(offset, member)
             else:
                 self._deliver_by_key(offset, key, member)
-            is_new = offset not in self.delivered or offset in self.unseen
-            if offset not in self.known | self.had and is_new:
+            if offset not in self.known | self.acked_early | self.delivered:
                 self._deliver_first(offset)
-            self.give(member, is_new=is_new)
-            self.take(offset, member)
             self.delivered.add(offset)
             self.returned.discard(offset)
             self.held_back.pop(offset, None)
-            self.timed_out.discard(offset)
             self.hands[offset] = (member, now)
             self.turns[member.id] = self.turns.get(member.id, 0) + 1
 
@@ -317,7 +267,7 @@ class Specification(Shares):
             last = 0
         else:
             # Any of those that come together may be the one that crossed the limit in bytes.
-            unacked = self.delivered - self.settled - self.blocked - self.unseen
+            unacked = self.delivered - self.settled - self.blocked
             last = max(self.records[each][0] for each in self.coming)
         assert len(unacked) < self.limits.max_unacked_messages, "the window is not respected"
         size_bytes = sum(self.records[each][0] for each in unacked) - last
@@ -332,7 +282,6 @@ class Specification(Shares):
             and offset not in self.condemned | self.skipped | self.dropped
             and (offset in self.delivered or self.now >= self.not_before.get(offset, 0))
             and self.attempts.get(offset, 1) <= attempts_max_of(self.policy)
-            and offset not in self.giving_back
         )
 
     def _coming_back(self):
@@ -354,7 +303,7 @@ class Specification(Shares):
             if self.kind is SubscriptionType.SHARED:
                 before, back = before - self.coming, back - self.coming
             # One that an earlier life delivered may be among those that come back.
-            before |= set() if offset in self.known | self.had else back
+            before |= set() if offset in self.known | self.acked_early else back
             assert not before, f"{offset} was delivered before {before}"
 
     def _deliver_by_key(self, offset, key, member):
@@ -400,13 +349,12 @@ class Specification(Shares):
             timeout = self.policy.ack_timeout_ms
             for offset, attempt in zip(change.offsets, change.attempts, strict=True):
                 if offset in self.hands:
-                    self.failed_by[offset], since = self.hands.pop(offset)
+                    _, since = self.hands.pop(offset)
                     assert timeout, "a time-out without a limit"
                     assert since is not None, f"{offset} timed out before it was sent"
                     assert now >= since + timeout, f"{offset} timed out too early"
                     wait = self.policy.delay_ms(self.attempts.get(offset, 1))
                     self.fail(offset, now + wait)
-                    self.timed_out.add(offset)
                 assert attempt == self.attempts.get(offset)
         elif change.cause is Cause.LOST:
             for offset, attempt in zip(change.offsets, change.attempts, strict=True):
@@ -440,11 +388,10 @@ class Specification(Shares):
         for offset in change.offsets:
             key = self.records[offset][1]
             fresh = offset not in self.skipped
-            claims = [m for at, m in self.left if now < at + grace] + self.members
             if fresh:
                 assert self.members, f"{key} was passed over while nobody is there"
-                assert now >= self.since + grace, f"{key} was passed over too early"
-                assert not any(each.accepts(key) for each in claims), f"{key} is wanted"
+                assert now >= self.changed + grace, f"{key} was passed over too early"
+                assert not any(each.accepts(key) for each in self.members), f"{key} is wanted"
             self.skipped.add(offset)
             self.settling.add(offset)
 
@@ -459,10 +406,13 @@ class Specification(Shares):
         ]
         assert not late, f"{late} should have timed out"
 
-    def _beside(self, size=None):
-        """What blocks its key only, or was not seen, in messages or bytes, is beside the window."""
-        beside = set() if self.kind in LINES else self.blocked | self.unseen
-        return sum(size or self.records[offset][0] for offset in beside)
+    def _blocked_keys(self, size=None):
+        """What blocks its key only, in messages or bytes, is no part of the window."""
+        blocked = set() if self.kind in LINES else self.blocked
+        return sum(size or self.records[offset][0] for offset in blocked)
+
+    def _owners_are_known(self):
+        return len({key for _, key in self.records.values()}) <= self.limits.keys_max
 
     def idle(self, status, offset_next, *, is_returning):
         """After a poll nothing waits that could be delivered: not for a tick, not for luck.
@@ -470,9 +420,10 @@ class Specification(Shares):
         Unless what consumers that left had is on its way to the journal: that goes first.
         """
         limits = self.limits
-        free = limits.max_unacked_messages - status.unacked + self._beside(1)
-        self.fair(offset_next)
-        is_open = free > 0 and status.unacked_bytes - self._beside() < limits.max_unacked_bytes
+        free = limits.max_unacked_messages - status.unacked + self._blocked_keys(1)
+        is_open = (
+            free > 0 and status.unacked_bytes - self._blocked_keys() < limits.max_unacked_bytes
+        )
         takers = [each for each in self.members if has_room(each)]
         if self.kind in SINGLE:
             takers = [each for each in takers if each is self.members[0]]
@@ -493,7 +444,7 @@ class Specification(Shares):
                 # Without an owner it may be anybody's that accepts it.
                 wanting = [each for each in self.members if each.accepts(key)]
                 wanting = [owner] if owner in wanting else wanting
-                is_wanted = wanting and all(map(self.may_have_more, wanting))
+                is_wanted = wanting and all(map(has_room, wanting)) and self._owners_are_known()
                 assert not is_wanted or not self._waits(offset), f"{offset} waits for nothing"
 
     def _is_stuck(self):
@@ -525,16 +476,14 @@ class Specification(Shares):
                 self.dues[offset] = due
 
     def confirmed(self, change):
-        self.giving_back -= set(change.offsets)
         done = set(change.offsets) if change.is_settling else set()
         self.settling -= done
-        self.unseen -= done
         self.blocked -= done
         self.returned -= done
 
     def failed(self, change, now):
         """A change is not on disk: records are where they were."""
-        if change.is_returning and self.kind in LINES:
+        if change.cause is Cause.LOST and self.kind in LINES:
             due = now + self.limits.retry_ms
             self.held_back.update(dict.fromkeys(set(change.offsets) - self.settled, due))
         if change.cause is Cause.NACK:
@@ -550,8 +499,8 @@ class Specification(Shares):
                 self.held_back[offset] = now + self.limits.retry_ms
             hand = self.before_ack.pop(offset)
             if hand is None:
-                self.refused_early.add(offset)
-            elif hand[1] is None:
+                continue
+            if hand[1] is None:
                 # Its consumer was never sent it.
                 self.returned.add(offset)
             elif hand[0] in self.members:
@@ -561,19 +510,12 @@ class Specification(Shares):
                 self.fail(offset, now, judged=False)
 
     def _nack_failed(self, offset, now):
-        if offset in self.settling or offset in self.settled:
-            return
-        if offset in self.giving_back:
-            self.giving_back.discard(offset)
-            self.refused_early.add(offset)
-            attempt, due = self.before_nack.pop(offset)
-            for known, before in ((self.attempts, attempt), (self.not_before, due)):
-                known.pop(offset)
-                if before is not None:
-                    known[offset] = before
+        if offset in self.settled:
             return
         member, _ = self.before_nack.pop(offset)
         if member in self.members:
             self.attempts[offset] -= 1
             self.not_before.pop(offset)
-            self.hands[offset] = (member, now)
+            # If it was acked meanwhile it is the consumer's again when that is refused, too.
+            hands = self.before_ack if offset in self.settling else self.hands
+            hands[offset] = (member, now)

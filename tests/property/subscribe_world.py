@@ -13,6 +13,7 @@ import attrs
 
 from frazil.log import ranges_of
 from frazil.subscribe import (
+    Cause,
     Change,
     Cursor,
     DeadLetter,
@@ -52,7 +53,6 @@ class World:
             held_max=choose((5, 20, 1000)),
             keys_max=choose((2, 100)),
             skip_grace_ms=200,
-            blame_grace_ms=choose((0, 150, 1000)),
             retry_ms=50,
         )
         self.is_ample = choose((True, False))
@@ -84,8 +84,6 @@ class World:
         """Start a life from what the journal has."""
         spec = self.spec
         cursor = Cursor(0, ranges_of(sorted(spec.settled)))
-        # No life knows exactly how far the one before it came; it is at least so far.
-        had = max(spec.had | spec.delivered, default=-1) + 1
         self.dispatch = Dispatch(
             self.kind,
             policy=spec.policy,
@@ -93,7 +91,6 @@ class World:
             cursor=cursor,
             attempts=spec.counted,
             dues_ms=spec.dues,
-            delivered_below=self.random.randint(had, self.end),
             now_ms=self.now,
         )
         spec.restart(self.now)
@@ -144,10 +141,9 @@ class World:
         if not self.spec.members:
             return
         member = self.random.choice(self.spec.members)
-        lost = self.random.random() < 0.7
-        self.tell("detach", member.id, "lost" if lost else "left")
-        self.dispatch.detach(member.id, now_ms=self.now, is_lost=lost)
-        self.spec.detach(member.id, self.now, lost=lost)
+        self.tell("detach", member.id)
+        self.dispatch.detach(member.id, now_ms=self.now)
+        self.spec.detach(member.id, self.now)
 
     def want(self, member, messages, size_bytes):
         self.tell("want", member.id, messages, size_bytes)
@@ -162,17 +158,16 @@ class World:
     def ack(self):
         """Ack some of what is with consumers, late ones, repeated ones, and nonsense."""
         pool = list(self.spec.hands) * 3 + list(self.spec.delivered) + list(self.spec.known)
-        pool += self.spec.had - self.spec.settled
-        pool.append(self.end + 3)
+        pool += [*self.spec.records, self.end + 3]
         offsets = [self.random.choice(pool) for _ in range(self.random.choice((1, 1, 3, 10)))]
-        change = self.dispatch.ack(offsets)
+        change = self.dispatch.ack(offsets, head=self.end)
         self.tell("ack", offsets, change)
         self.spec.ack(offsets, change)
         self.write(change, offsets)
 
     def nack(self):
         pool = list(self.spec.hands) * 5 + list(self.spec.delivered) + [self.end + 3]
-        pool += self.spec.had - self.spec.settled
+        pool += self.spec.records
         offset = self.random.choice(pool)
         delay = self.random.choice((0, 0, 80, 5000))
         change = self.dispatch.nack(offset, now_ms=self.now, delay_ms=delay, reason="no")
@@ -322,7 +317,7 @@ class World:
             raise AssertionError("polling goes round in circles")
         self.spec.polled(self.now)
         self.spec.progress(self.dispatch.cursor)
-        is_returning = any(change.is_returning for change in self.journal)
+        is_returning = any(change.cause is Cause.LOST for change in self.journal)
         self.spec.idle(self.dispatch.status(), self.dispatch.offset_next, is_returning=is_returning)
         if self.is_ample:
             self.spec.even()
@@ -396,7 +391,7 @@ class World:
             self.feed()
             self.poll()
             for offsets in (list(spec.hands), sorted(spec.blocked)):
-                change = self.dispatch.ack(offsets)
+                change = self.dispatch.ack(offsets, head=self.end)
                 spec.ack(offsets, change)
                 self.write(change)
             self.dig()

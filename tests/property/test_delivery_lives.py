@@ -12,11 +12,9 @@ import pytest
 from frazil.errors import FrazilError, NotFound
 from frazil.subscribe import (
     HELD_BYTES_MAX,
-    Burials,
     Dispatch,
-    Held,
     Outbox,
-    Reserve,
+    PendingDeadLetters,
     Subscription,
     TopicFeed,
 )
@@ -77,8 +75,8 @@ def unread_records_are_left_out(patch):
     """What cannot be read is left out of its delivery, and the rest goes."""
 
     def wrong(self, offset, error):
-        self._waiting[0].leave_out(offset)
-        self._sender.put_off(self._consumer, [offset], error)
+        self.waiting[0].leave_out(offset)
+        self._subscription.put_off(self._consumer, [offset], error)
 
     patch.setattr(Outbox, "_put_off", wrong)
 
@@ -107,18 +105,18 @@ def acked_records_go_out(patch):
 
 def letters_settle_before_they_are_written(patch):
     """A record is settled when its letter is asked for."""
-    begin = Burials.begin
+    begin = PendingDeadLetters.begin
 
     def wrong(self, letter, dispatch):
         begin(self, letter, dispatch)
-        self._subscription.letter_ended(dispatch.dead_lettered(letter.offset))
+        self._subscription.dead_letter_ended(dispatch.dead_lettered(letter.offset))
 
-    patch.setattr(Burials, "begin", wrong)
+    patch.setattr(PendingDeadLetters, "begin", wrong)
 
 
 def lost_letters_are_settled(patch):
     """A letter whose record is not found is given up."""
-    record = Burials._record
+    record = PendingDeadLetters._record
 
     async def wrong(self, offset):
         try:
@@ -126,22 +124,17 @@ def lost_letters_are_settled(patch):
         except (NotFound, FrazilError):
             return None
 
-    patch.setattr(Burials, "_record", wrong)
+    patch.setattr(PendingDeadLetters, "_record", wrong)
 
 
-def parked_records_are_kept(patch):
-    """What is blocked since an earlier life stays among what was read ahead."""
-    patch.setattr(Dispatch, "take_parked", lambda self: [])
-
-
-def held_bytes_leak(patch):
-    """What is let go of still counts."""
-    patch.setattr(Held, "_let_go", lambda self, records: None)
+def passed_records_are_kept(patch):
+    """The value of a record that leaves its queue without a delivery stays in memory."""
+    patch.setattr(Dispatch, "_drop_value", lambda self, record: None)
 
 
 def all_that_waits_is_kept(patch):
     """What is read ahead of keys that wait stays in memory, however much it is."""
-    patch.setattr(Held, "trim", lambda self, bytes_max: None)
+    patch.setattr(Dispatch, "trim", lambda self, bytes_max: None)
 
 
 def what_was_not_kept_is_lost(patch):
@@ -155,15 +148,31 @@ def what_was_not_kept_is_lost(patch):
     patch.setattr(Outbox, "add", wrong)
 
 
-def deliveries_run_ahead(patch):
-    """What is reserved counts before it is durable."""
-    ask = Reserve.ask
+def live_records_go_out_unanswered(patch):
+    """A live record is delivered before its publisher was answered."""
+    written = TopicFeed.written
 
-    def wrong(self, end, answered, retry):
-        self.grant(end)
-        return ask(self, end, answered, retry)
+    def wrong(self, offset, time_us, records):
+        written(self, offset, time_us, records)
+        self._news(offset + len(records))
+        self.head = offset
 
-    patch.setattr(Reserve, "ask", wrong)
+    patch.setattr(TopicFeed, "written", wrong)
+
+
+def live_records_have_the_wrong_offset(patch):
+    """Frames that are not consecutive are taken for one."""
+    take = TopicFeed._take_live
+
+    def wrong(self, head):
+        offset, time_us, _values = self._written[0]
+        frames = list(self._written)
+        self._written.clear()
+        every = [value for _offset, _time, some in frames for value in some]
+        self._written.append((offset, time_us, every))
+        take(self, head)
+
+    patch.setattr(TopicFeed, "_take_live", wrong)
 
 
 PLANTED = (
@@ -175,11 +184,11 @@ PLANTED = (
     acked_records_go_out,
     letters_settle_before_they_are_written,
     lost_letters_are_settled,
-    parked_records_are_kept,
-    held_bytes_leak,
+    passed_records_are_kept,
     all_that_waits_is_kept,
     what_was_not_kept_is_lost,
-    deliveries_run_ahead,
+    live_records_go_out_unanswered,
+    live_records_have_the_wrong_offset,
 )
 
 

@@ -13,23 +13,13 @@ import pytest
 from frazil.subscribe import (
     Alarms,
     Cause,
-    Change,
     Dispatch,
     FailurePolicy,
-    Flight,
-    Flights,
-    KeyLines,
+    FifoDispatcher,
     KeyOwners,
-    Line,
-    Orphans,
-    Poison,
-    Records,
-    Returning,
-    Ring,
+    KeySharedDispatcher,
     State,
-    Suspects,
 )
-from frazil.subscribe.key_shared import _Deal
 from tests.property.subscribe_world import command, failure
 
 SEEDS = int(os.environ.get("FRAZIL_DISPATCH_SEEDS", "600"))
@@ -58,92 +48,98 @@ def test_the_same_seed_is_the_same_life():
 
 def ack_counts_unconfirmed(patch):
     """An ack is counted before it is durable: the cursor moves."""
-    settle = Records.settle
+    settle = Dispatch._settle
 
-    def wrong(self, offsets, cause):
-        change = settle(self, offsets, cause)
+    def wrong(self, *given):
+        change = settle(self, *given)
         for first, end in change.ranges if change is not None else ():
             self.cursor.ack_range(first, end)
         return change
 
-    patch.setattr(Records, "settle", wrong)
+    patch.setattr(Dispatch, "_settle", wrong)
 
 
 def ack_frees_the_window_unconfirmed(patch):
     """An ack lets the next record through before it is durable."""
-    assign = Dispatch._assign
+    window = Dispatch._window
 
-    def wrong(self, now_ms):
-        places = self._records.places
-        under_way = {o: place for o, place in places.items() if isinstance(place, Change)}
-        for offset in under_way:
-            del places[offset]
-        assign(self, now_ms)
-        places.update(under_way)
+    def wrong(self):
+        messages, size_bytes = window(self)
+        return messages + sum(
+            each.settling is not None for each in self._records.values()
+        ), size_bytes
 
-    patch.setattr(Dispatch, "_assign", wrong)
+    patch.setattr(Dispatch, "_window", wrong)
 
 
 def repeated_ack_does_not_wait(patch):
     """The repeat of an ack is answered while the first is on its way."""
-    settle = Records.settle
+    settle = Dispatch._settle
 
-    def wrong(self, offsets, cause):
-        change = settle(self, offsets, cause)
+    def wrong(self, *given):
+        change = settle(self, *given)
         if change is not None:
             change.after.clear()
         return change
 
-    patch.setattr(Records, "settle", wrong)
+    patch.setattr(Dispatch, "_settle", wrong)
 
 
 def redelivery_after_a_durable_ack(patch):
     """After a restart ranges above the contiguous one are delivered again."""
-    take_in = Records.take_in
-
-    def wrong(self, offsets, sizes, keys, *, offset_end):
-        take_in(self, offsets, sizes, keys, offset_end=offset_end)
-        return offsets, sizes, keys
-
-    patch.setattr(Records, "take_in", wrong)
+    patch.setattr(Dispatch, "_recall", lambda self, records: records)
 
 
 def late_ack_is_lost(patch):
     """An ack after a time-out has no effect."""
-    settle = Records.settle
+    settle = Dispatch._settle
 
-    def wrong(self, offsets, cause):
-        offsets = [o for o in offsets if self.places.get(o) is not State.WAITING]
-        return settle(self, offsets, cause)
+    def wrong(self, offsets, *given):
+        waiting = {o for o, each in self._records.items() if each.state is State.WAITING}
+        return settle(self, [o for o in offsets if o not in waiting], *given)
 
-    patch.setattr(Records, "settle", wrong)
+    patch.setattr(Dispatch, "_settle", wrong)
+
+
+def early_ack_is_lost(patch):
+    """An ack of what another life of the broker delivered has no effect."""
+    ack = Dispatch.ack
+    patch.setattr(Dispatch, "ack", lambda self, offsets, *, head: ack(self, offsets, head=0))
+
+
+def acks_beyond_the_head_count(patch):
+    """An ack of what does not exist yet settles it."""
+    ack = Dispatch.ack
+    patch.setattr(Dispatch, "ack", lambda self, offsets, *, head: ack(self, offsets, head=1 << 60))
 
 
 def key_order_broken_at_a_join(patch):
     """A consumer that joins gets the next record of keys whose last is still out."""
-    join = KeyLines.join
+    join = KeySharedDispatcher.join
 
-    def wrong(self, consumer, now_ms):
-        self._out.clear()
-        join(self, consumer, now_ms)
-        for key in self._lines:
-            self._offer(key)
+    def wrong(self, member, now_ms):
+        join(self, member, now_ms)
+        for key, queue in list(self.waiting.items()):
+            if queue[0].state is State.IN_FLIGHT and len(queue) > 1:
+                queue.popleft()
+                self._offer(key)
 
-    patch.setattr(KeyLines, "join", wrong)
+    patch.setattr(KeySharedDispatcher, "join", wrong)
 
 
 def key_order_broken_by_a_nack(patch):
     """A record that waits for its redelivery lets the next of its key through."""
-    arrange = Records._arrange
+    arrange = Dispatch._arrange
 
-    def wrong(self, offset, due_ms, now_ms):
-        arrange(self, offset, due_ms, now_ms)
-        if self.places.get(offset) is State.WAITING and isinstance(self.schedule, KeyLines):
-            key = self.schedule._keys[offset]
-            self.schedule._out.pop(key, None)
-            self.schedule._offer(key)
+    def wrong(self, record, now_ms):
+        arrange(self, record, now_ms)
+        if record.state is State.WAITING and isinstance(self._schedule, KeySharedDispatcher):
+            queue = self._schedule.waiting[record.key]
+            if len(queue) > 1:
+                queue.rotate(-1)
+                self._schedule._offer(record.key)
 
-    patch.setattr(Records, "_arrange", wrong)
+    patch.setattr(Dispatch, "_arrange", wrong)
 
 
 def keys_are_not_sticky(patch):
@@ -179,76 +175,57 @@ def delays_lost_at_restart(patch):
     patch.setattr(Dispatch, "__init__", wrong)
 
 
-def acks_of_earlier_lives_ignored(patch):
-    """A client that outlived the broker acks what it has, and gets it again."""
-    start = Dispatch.__init__
-
-    def wrong(self, kind, *, delivered_below=0, **rest):
-        del delivered_below
-        start(self, kind, **rest)
-
-    patch.setattr(Dispatch, "__init__", wrong)
-
-
 def attempts_delivered_before_durable(patch):
     """A redelivery does not wait for the journal."""
-    fail = Records._fail
+    fail = Dispatch._fail
 
-    def wrong(self, offsets, cause, now_ms, **rest):
-        changes = fail(self, offsets, cause, now_ms, **rest)
+    def wrong(self, records, cause, now_ms, **rest):
+        changes = fail(self, records, cause, now_ms, **rest)
         for change in changes:
             if change.cause is Cause.LOST:
-                self._attempts.update(zip(change.offsets, change.attempts, strict=True))
-                self.returning.release(change)
-                for offset in change.offsets:
-                    self._make_ready(offset)
+                for record in change.records:
+                    record.attempt = record.attempt_next
+                    self._make_ready(record)
         return changes
 
-    patch.setattr(Records, "_fail", wrong)
-
-
-def window_not_respected(patch):
-    """Records whose acks are on their way no longer count as unacked."""
-    settle = Records.settle
-
-    def wrong(self, offsets, cause):
-        change = settle(self, offsets, cause)
-        for offset in change.offsets if change is not None else ():
-            self.unacked_bytes -= self.sizes.pop(offset, 0)
-        return change
-
-    patch.setattr(Records, "settle", wrong)
+    patch.setattr(Dispatch, "_fail", wrong)
 
 
 def standby_never_promoted(patch):
     """The place of an active consumer that left stays empty."""
+    leave = FifoDispatcher.leave
 
-    def wrong(self, consumer, now_ms):
-        self._members.remove(consumer)
-        self._ring.remove(consumer)
+    def wrong(self, member, now_ms):
+        was_active = self.active is member
+        leave(self, member, now_ms)
+        if was_active and self._members:
+            self._members.insert(0, member)
+            member.messages = 0
 
-    patch.setattr(Line, "leave", wrong)
+    patch.setattr(FifoDispatcher, "leave", wrong)
 
 
 def standby_gets_records(patch):
     """All Failover consumers take part."""
 
-    def wrong(self, consumer, now_ms):
-        self._members.append(consumer)
-        self._ring.add(consumer)
+    def wrong(self):
+        for member in self._members:
+            if member.messages > 0 and member.size_bytes > 0:
+                return member
+        return None
 
-    patch.setattr(Line, "join", wrong)
+    patch.setattr(FifoDispatcher, "_next", wrong)
 
 
 def round_begins_anew(patch):
     """Each burst on a Shared subscription begins with the first consumer."""
-    deal = Ring.deal
+    assign = FifoDispatcher.assign_new
 
-    def wrong(self, offsets, sizes):
+    def wrong(self, **given):
         self._turn = 0
-        return deal(self, offsets, sizes)
+        return assign(self, **given)
 
-    patch.setattr(Ring, "deal", wrong)
+    patch.setattr(FifoDispatcher, "assign_new", wrong)
 
 
 def delay_is_ignored(patch):
@@ -270,77 +247,57 @@ def one_attempt_too_many(patch):
 
 def lost_records_forgotten(patch):
     """What a lost consumer had is not delivered again."""
-
-    def wrong(self, consumer, *, now_ms, is_lost, and_timed_out):
-        for offset in self.flights.to(consumer):
-            self.flights.land(self.places[offset])
-            self.places[offset] = State.WAITING
-
-    patch.setattr(Records, "lose", wrong)
+    patch.setattr(Dispatch, "_lose", lambda self, member, now_ms: None)
 
 
-def ended_streams_drop_records(patch):
-    """A record is dropped because its consumer's client went."""
-    blame = Suspects.is_to_blame
+def ended_streams_fail_records_for_good(patch):
+    """A record is dropped, blocked or a dead letter because its consumer's client went."""
+    fail = Dispatch._fail
 
-    def wrong(self, offset, policy, limits, *, now_ms):
-        blamed = blame(self, offset, policy, limits, now_ms=now_ms)
-        return blamed or policy.poison is Poison.DROP
+    def wrong(self, records, cause, now_ms, **rest):
+        cause = Cause.TIMEOUT if cause is Cause.LOST else cause
+        return fail(self, records, cause, now_ms, **rest)
 
-    patch.setattr(Suspects, "is_to_blame", wrong)
-
-
-def ended_streams_condemn_at_once(patch):
-    """A record is a dead letter because its consumer's client went once."""
-
-    def wrong(self, offset, policy, limits, *, now_ms):
-        return policy.poison is Poison.DEAD_LETTER
-
-    patch.setattr(Suspects, "is_to_blame", wrong)
+    patch.setattr(Dispatch, "_fail", wrong)
 
 
 def time_that_was_given_is_forgotten(patch):
     """A record times out although its consumer was given more time."""
-    patch.setattr(Records, "prolong", lambda self, offset, *, until_ms: None)
-
-
-def prolonged_records_are_lost(patch):
-    """What was given more time stays behind when its consumer goes."""
-    to = Flights.to
-
-    def wrong(self, consumer):
-        alone = {offset for flight in self._prolonged for offset in flight.offsets}
-        return [offset for offset in to(self, consumer) if offset not in alone]
-
-    patch.setattr(Flights, "to", wrong)
+    patch.setattr(Dispatch, "prolong", lambda self, offset, *, until_ms: None)
 
 
 def unseen_records_count(patch):
     """What is taken back unseen counts as a failed delivery."""
-    take_back = Records.take_back
+    take_back = Dispatch.take_back
 
     def wrong(self, consumer_id, offsets):
         take_back(self, consumer_id, offsets)
-        for offset in offsets:
-            if self.places.get(offset) is State.READY:
-                self._attempts[offset] = self._attempts.get(offset, 1) + 1
+        for record in map(self._records.get, offsets):
+            if record is not None and record.state is State.READY:
+                record.attempt += 1
 
-    patch.setattr(Records, "take_back", wrong)
+    patch.setattr(Dispatch, "take_back", wrong)
 
 
 def oldest_not_first(patch):
     """What comes back after a reconnect comes in the wrong order."""
 
-    def wrong(self, offset):
-        heapq.heappush(self._ready, offset)
-        self._ready.sort(reverse=True)
+    def wrong(self, record):
+        heapq.heappush(self.ready, record.offset)
+        self.ready.sort(reverse=True)
 
-    patch.setattr(Line, "again", wrong)
+    patch.setattr(FifoDispatcher, "again", wrong)
 
 
 def refused_ack_is_kept(patch):
     """An ack that the journal refused counts all the same."""
-    patch.setattr(Records, "_settling_failed", lambda self, change, now_ms: self._settled(change))
+    failed = Dispatch.failed
+
+    def wrong(self, change, *, now_ms):
+        act = failed if change.cause is not Cause.ACK else Dispatch.confirmed
+        act(self, change, now_ms=now_ms)
+
+    patch.setattr(Dispatch, "failed", wrong)
 
 
 def filters_ignored(patch):
@@ -350,12 +307,25 @@ def filters_ignored(patch):
 
 def blocked_does_not_stop(patch):
     """A blocked record lets others through."""
-    patch.setattr(Dispatch, "_is_stopped", lambda self: False)
+    assign = Dispatch._assign
+
+    def wrong(self, now_ms):
+        blocked, self._blocked = self._blocked, {}
+        assign(self, now_ms)
+        self._blocked.update(blocked)
+
+    patch.setattr(Dispatch, "_assign", wrong)
 
 
 def refused_counts_let_others_pass(patch):
     """When the journal refuses what a consumer had when it left, new records go before it."""
-    patch.setattr(Returning, "wait", lambda self, offset: None)
+    failed = Dispatch._count_failed
+
+    def wrong(self, record, cause, now_ms):
+        failed(self, record, cause, now_ms)
+        self._returning.discard(record.offset)
+
+    patch.setattr(Dispatch, "_count_failed", wrong)
 
 
 def unsent_deliveries_time_out(patch):
@@ -371,95 +341,30 @@ def sent_deliveries_never_time_out(patch):
 def put_off_counts_as_failed(patch):
     """A record that could not be sent has failed once more."""
 
-    def wrong(self, offsets, *, now_ms, comes_first):
-        del comes_first
-        mine = [each for each in offsets if isinstance(self.places.get(each), Flight)]
+    def wrong(self, consumer_id, offsets, *, now_ms):
+        mine = [self._records[o] for o in offsets if self.is_with(consumer_id, o)]
         if mine:
             self._actions += self._fail(mine, Cause.TIMEOUT, now_ms)
 
-    patch.setattr(Records, "put_off", wrong)
+    patch.setattr(Dispatch, "put_off", wrong)
 
 
-def shares_by_key_not_respected(patch):
-    """A KeyShared consumer that has its share goes before those that have less."""
-    patch.setattr(_Deal, "is_sated", lambda self, consumer: False)
-
-
-def the_rest_is_nobodys(patch):
-    """What is left of a KeyShared window when all have their share goes to nobody."""
-    patch.setattr(_Deal, "begin_rest", lambda self: False)
-
-
-def landed_records_are_still_out(patch):
-    """What a consumer gave back or acked is counted as its own."""
-    land = Flights.land
-
-    def wrong(self, flight, count=1):
-        land(self, flight, count)
-        flight.consumer.out += count
-
-    patch.setattr(Flights, "land", wrong)
-
-
-def unseen_records_are_set_aside_for_ever(patch):
-    """What was set aside and is with a consumer again is no part of the window."""
-    patch.setattr(KeyLines, "_take_aside", lambda self, offset: self._aside.get(offset, 0))
-
-
-def met_records_are_met_again(patch):
-    """A policy that shrinks takes what is delivered already for records of an earlier life."""
-
-    def wrong(self):
-        attempts_max = self._policy.attempts_max
-        yield from (offset for offset, n in self._attempts.items() if n > attempts_max)
-        yield from self._dues_ms
-
-    patch.setattr(Records, "not_plain", wrong)
-
-
-def keys_do_not_wait_for_who_left(patch):
-    """Keys of a consumer that left just now are passed over."""
-    patch.setattr(Orphans, "claim", lambda self, accepts, now_ms: None)
-
-
-def keys_do_not_wait_for_who_comes(patch):
-    """Keys are passed over as soon as the first consumer is there."""
-
-    def wrong(self, now_ms):
-        self._claims.clear()
-        self._from_ms = now_ms
-
-    patch.setattr(Orphans, "begin", wrong)
-
-
-def nacks_of_earlier_lives_count_twice(patch):
-    """What was counted before a restart is counted again when its client gives it back."""
-
-    def wrong(self, offset, now_ms, delay_ms, reason):
-        if not self._had_before(offset) or offset in self._dues_ms:
-            return None
-        self.schedule.special.add(offset)
-        (change,) = self._fail([offset], Cause.NACK, now_ms, asked_ms=delay_ms, reason=reason)
-        return change
-
-    patch.setattr(Records, "_give_back_early", wrong)
-
-
-def nacks_of_earlier_lives_ignored(patch):
-    """A client that outlived a restart gives a record back in vain."""
-    patch.setattr(Records, "_give_back_early", lambda self, *_: None)
+def keys_do_not_wait_for_consumers(patch):
+    """Keys that nobody matches are passed over as soon as somebody is there."""
+    patch.setattr(KeySharedDispatcher, "_skip_ms", property(lambda _: 0, lambda *_: None), False)
 
 
 def refused_acks_of_unsent_records_are_with_consumers(patch):
     """A consumer that was never sent a record is waited for when the ack of another is refused."""
-    settle = Records._settle_each
+    failed = Dispatch.failed
 
-    def wrong(self, offsets, change):
-        before = {offset: self.places.get(offset) for offset in offsets}
-        settle(self, offsets, change)
-        change.priors[:] = [before[offset] for offset in change.offsets]
+    def wrong(self, change, *, now_ms):
+        for record in change.records:
+            if record.state is State.IN_FLIGHT and record.sent_ms < 0:
+                record.sent_ms = now_ms
+        failed(self, change, now_ms=now_ms)
 
-    patch.setattr(Records, "_settle_each", wrong)
+    patch.setattr(Dispatch, "failed", wrong)
 
 
 PLANTED = (
@@ -468,24 +373,22 @@ PLANTED = (
     repeated_ack_does_not_wait,
     redelivery_after_a_durable_ack,
     late_ack_is_lost,
+    early_ack_is_lost,
+    acks_beyond_the_head_count,
     key_order_broken_at_a_join,
     key_order_broken_by_a_nack,
     keys_are_not_sticky,
     attempts_lost_at_restart,
     delays_lost_at_restart,
-    acks_of_earlier_lives_ignored,
     attempts_delivered_before_durable,
-    window_not_respected,
     standby_never_promoted,
     standby_gets_records,
     round_begins_anew,
     delay_is_ignored,
     one_attempt_too_many,
     lost_records_forgotten,
-    ended_streams_drop_records,
-    ended_streams_condemn_at_once,
+    ended_streams_fail_records_for_good,
     time_that_was_given_is_forgotten,
-    prolonged_records_are_lost,
     unseen_records_count,
     oldest_not_first,
     refused_ack_is_kept,
@@ -495,15 +398,7 @@ PLANTED = (
     unsent_deliveries_time_out,
     sent_deliveries_never_time_out,
     put_off_counts_as_failed,
-    shares_by_key_not_respected,
-    the_rest_is_nobodys,
-    landed_records_are_still_out,
-    unseen_records_are_set_aside_for_ever,
-    met_records_are_met_again,
-    keys_do_not_wait_for_who_left,
-    keys_do_not_wait_for_who_comes,
-    nacks_of_earlier_lives_count_twice,
-    nacks_of_earlier_lives_ignored,
+    keys_do_not_wait_for_consumers,
     refused_acks_of_unsent_records_are_with_consumers,
 )
 

@@ -55,7 +55,7 @@ SEAM_EXCEPTIONS = {
 BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
     "engine/engine.py": "what a failed creation wrote is taken back, whatever went wrong",
-    "subscribe/burials.py": "the top of a letter's task: a bug is told, the record stays",
+    "subscribe/dead_letters.py": "the top of a dead letter's task: a bug is logged, the record stays",
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
     "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "background.py": "a step of a background thread failed: the other steps go on",

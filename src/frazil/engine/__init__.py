@@ -39,7 +39,7 @@ from frazil.engine.requests import (
 )
 from frazil.engine.stats import oldest_kept_by, replace_run_file
 from frazil.engine.topic import Topic
-from frazil.subscribe.inbox import Delivery
+from frazil.subscribe import Delivery
 
 __all__ = [
     "AsyncDelivery",

@@ -26,16 +26,10 @@ ATTEMPT_MAX: Final = (1 << 31) - 1
 
 
 class Acked(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """Records were acked: `ranges` is first, end, first, end and so on, each half open.
-
-    Deliveries may go below `reserved` from now on, and below what was so before; unless it
-    `is_exact`: then none was at or above it, whatever was said before.
-    """
+    """Records were acked: `ranges` is first, end, first, end and so on, each half open."""
 
     name: str
     ranges: list[int]
-    reserved: int = 0
-    is_exact: bool = False
 
 
 class Attempted(msgspec.Struct, tag=2, array_like=True, frozen=True):
@@ -77,11 +71,11 @@ class CursorState(Cursor):
     """What is acked, and how often what is not was delivered.
 
     `attempts` has the number of deliveries of unacked records that were delivered more than once,
-    `dues` the time (ms since 1970) before which the one that comes next of them must not be.
-    `reserved` is no part of the progress: no record at or above it was ever delivered. Not safe for threads: who hands one out hands out a copy.
+    `dues` the time (ms since 1970) before which their next delivery must not happen. Not safe for
+    threads: hand out copies.
     """
 
-    __slots__ = ("attempts", "dues", "lsn", "reserved")
+    __slots__ = ("attempts", "dues", "lsn")
 
     def __init__(
         self,
@@ -94,8 +88,6 @@ class CursorState(Cursor):
         self.dues: dict[int, int] = {}
         self.lsn = 0
         """The batch sequence of the last frame that changed it; no part of its value."""
-        self.reserved: int | None = None
-        """None where nobody wrote it down."""
         super().__init__(acked_below, ranges)
         for offset, number in attempts:
             self.attempt(offset, number)
@@ -103,7 +95,7 @@ class CursorState(Cursor):
             self.delay(offset, self.attempts.get(offset, 0), due_ms)
 
     def __eq__(self, other: object) -> bool:
-        """Compare the progress; where it came from and what is reserved do not count."""
+        """Compare the progress; the frame it came from does not count."""
         return (
             super().__eq__(other)
             and isinstance(other, CursorState)
@@ -127,7 +119,6 @@ class CursorState(Cursor):
         fresh.attempts = self.attempts.copy()
         fresh.dues = self.dues.copy()
         fresh.lsn = self.lsn
-        fresh.reserved = self.reserved
         return fresh
 
     def ack_range(self, first: int, end: int) -> None:
@@ -147,11 +138,6 @@ class CursorState(Cursor):
         if number and self.attempts.get(offset) == number:
             self.dues[offset] = due_ms
 
-    def reserve(self, end: int, *, is_exact: bool = False) -> None:
-        """Let deliveries go below `end`; if that `is_exact` none went at or above it."""
-        if is_exact or self.reserved is None or end > self.reserved:
-            self.reserved = end
-
     def _forget_attempts(self, first: int, end: int) -> None:
         attempts = self.attempts
         if end - first <= len(attempts):
@@ -162,13 +148,9 @@ class CursorState(Cursor):
             self.attempts = {o: n for o, n in attempts.items() if not first <= o < end}
             self.dues = {o: due for o, due in self.dues.items() if not first <= o < end}
 
-    def encode(self, *, is_copy: bool = False) -> bytes:
-        """Return its bytes: a number where nothing lies above it, else numbers and distances.
-
-        A copy that may lag says nothing of what is reserved: that must never be too little.
-        """
-        reserved = None if is_copy else self.reserved
-        if not self._firsts and not self.attempts and reserved is None:
+    def encode(self) -> bytes:
+        """Return its bytes: a number where nothing lies above it, else numbers and distances."""
+        if not self._firsts and not self.attempts:
             return _encode(self.acked_below)
         borders = [self.acked_below, *_flat(self.ranges())]
         ranges = [high - low for low, high in pairwise(borders)]
@@ -178,8 +160,6 @@ class CursorState(Cursor):
             attempts += (offset - last, number)
             last = offset
         dues = _flat(sorted(self.dues.items()))
-        if reserved is not None:
-            return _encode((self.acked_below, ranges, attempts, dues, reserved))
         if not dues:
             return _encode((self.acked_below, ranges, attempts))
         return _encode((self.acked_below, ranges, attempts, dues))
@@ -194,9 +174,8 @@ class CursorState(Cursor):
         found = _CURSOR.decode(data)
         if isinstance(found, int):
             return cls(_checked_offset(found))
-        below, ranges, attempts, dues, reserved = _parts(found)
+        below, ranges, attempts, dues = _parts(found)
         cursor = cls(_checked_offset(below))
-        cursor.reserved = None if reserved is None else _checked_offset(reserved)
         position = below
         for skipped, size in _pairs(ranges):
             if skipped < 1 or size < 1:
@@ -218,9 +197,9 @@ class CursorState(Cursor):
         return cursor
 
 
-def acked(name: str, *ranges: tuple[int, int], reserved: int = 0) -> Acked:
+def acked(name: str, *ranges: tuple[int, int]) -> Acked:
     """Return the change that acks records, given as half-open ranges."""
-    return Acked(name, _flat(ranges), reserved)
+    return Acked(name, _flat(ranges))
 
 
 def attempted(name: str, *attempts: tuple[int, int]) -> Attempted:
@@ -240,14 +219,7 @@ def placed(name: str, cursor: CursorState) -> Placed:
 
 def encode_changes(changes: Sequence[Change]) -> bytes:
     """Return the payload of a cursor frame."""
-    return _encode([_plain(change) for change in changes])
-
-
-def _plain(change: Change) -> Change | tuple[int, str, list[int]]:
-    """Return a change without the fields that say nothing."""
-    if type(change) is Acked and not (change.reserved or change.is_exact):
-        return 1, change.name, change.ranges
-    return change
+    return _encode(changes)
 
 
 def decode_changes(payload: bytes) -> list[Change]:
@@ -276,7 +248,6 @@ def check_change(change: Change) -> None:
         for first, end in _pairs(change.ranges):
             if not 0 <= first < end <= OFFSET_MAX:
                 raise ValueError("a range of acked records is empty or out of bounds")
-        _checked_offset(change.reserved)
     elif isinstance(change, Attempted):
         for offset, number in _pairs(change.attempts):
             if not 0 <= offset <= OFFSET_MAX or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX:
@@ -310,8 +281,6 @@ def fold(cursors: dict[str, CursorState], changes: Iterable[Change], *, lsn: int
             if isinstance(change, Acked):
                 for first, end in _pairs(change.ranges):
                     cursor.ack_range(first, end)
-                if change.reserved or change.is_exact:
-                    cursor.reserve(change.reserved, is_exact=change.is_exact)
             elif isinstance(change, Delayed):
                 for each in _triples(change.dues):
                     cursor.delay(*each)
@@ -335,16 +304,13 @@ def _triples(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(each, each, each, strict=True)
 
 
-def _parts(
-    found: list[int | list[int]],
-) -> tuple[int, list[int], list[int], list[int], int | None]:
+def _parts(found: list[int | list[int]]) -> tuple[int, list[int], list[int], list[int]]:
     """Return the parts of a cursor that is no mere number; what later versions add is passed by."""
-    reserved = found[4] if len(found) > 4 else None
     lists = [part for part in found[1:4] if isinstance(part, list)]
     is_complete = len(lists) >= 2 and len(lists) == len(found[1:4])
-    if not is_complete or not isinstance(found[0], int) or isinstance(reserved, list):
-        raise ValueError("a cursor has a number, two lists or three, and a number")
-    return found[0], lists[0], lists[1], lists[2] if len(lists) > 2 else [], reserved
+    if not is_complete or not isinstance(found[0], int):
+        raise ValueError("a cursor has a number, and two lists or three")
+    return found[0], lists[0], lists[1], lists[2] if len(lists) > 2 else []
 
 
 def _checked_offset(offset: int) -> int:

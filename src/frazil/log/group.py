@@ -73,6 +73,8 @@ class Group:
         """(topic, offset, position, length, count) of each data frame"""
         self.kept: list[tuple[Tail, TailEntry]] = []
         """What the memory tier gets when the group is written."""
+        self.live: list[tuple[TopicState, int, Sequence[Any]]] = []
+        """Messages of topics with followers: topic, first offset, records."""
         self.tracked: list[Entry] = []
         """Entries whose records are told that they were written, or that they were not."""
         self.controls: list[tuple[fmt.FrameHead, bytes]] = []
@@ -514,6 +516,8 @@ class Group:
                     ),
                 )
             )
+        if topic.followers and topic.spec.kind == "message" and not codec.solo:
+            self.live.append((topic, offset, records))
         if size <= JOIN_BYTES_MAX:
             self.buffers.append(b"".join((head, data, padding)))
         else:

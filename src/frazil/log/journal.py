@@ -315,6 +315,10 @@ class Journal:
         for memory, kept in group.kept:
             # Before it is synced: nobody looks beyond `visible`, and then it must be there.
             memory.append(kept)
+        for topic, offset, records in group.live:
+            # Subscriptions use them when `visible` has passed them, after the publishers' answers.
+            for follower in topic.followers:
+                follower.written(offset, time_us, records)
         if group.kept and self.on_kept is not None:
             self.on_kept(group.size)
         for producer, sent, epoch in group.sent:

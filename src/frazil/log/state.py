@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -18,7 +18,7 @@ from frazil.model import TopicSpec
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from frazil.log.codec import Tail
 
@@ -83,6 +83,19 @@ class Producer:
             self.window.append(sent)
 
 
+class Follower(Protocol):
+    """A reader of live records. Called on the journal's thread."""
+
+    def written(self, offset: int, time_us: int, records: Sequence[Any]) -> None:
+        """Take the messages of a written frame: a `Message` each, or the payload alone.
+
+        They may be used when the topic's `visible` has passed them.
+        """
+
+    def woken(self) -> None:
+        """Note that `visible` grew, after the publishers were answered, or that the topic ended."""
+
+
 class TopicState:
     """One topic in one journal. Owned by the writer; readers look at single fields only.
 
@@ -136,8 +149,8 @@ class TopicState:
         """Where written records go besides the file, if the memory tier is on."""
         self.waiters: list[Callable[[], None]] = []
         """Called once when there is news of the topic."""
-        self.followers: tuple[Callable[[], None], ...] = ()
-        """Called with each news, behind the acks of what is new; replaced, never changed."""
+        self.followers: tuple[Follower, ...] = ()
+        """Subscribers to live records; the tuple is replaced, never changed."""
 
     def define(self, spec: TopicSpec) -> None:
         """Take a newer definition."""
@@ -160,8 +173,8 @@ class TopicState:
 def wake(topics: Iterable[TopicState]) -> None:
     """Tell who waits for news of these topics; after acks, so that publishers hear first."""
     for topic in topics:
-        for follow in topic.followers:
-            follow()
+        for follower in topic.followers:
+            follower.woken()
         # One by one from the same list: what another thread adds meanwhile stays for the next time.
         for _ in range(len(topic.waiters)):
             with contextlib.suppress(IndexError):

@@ -81,10 +81,6 @@ def plan_restore(
     state = JournalState(producer_window=producer_window)
     if backup.checkpoint:
         state = decode_checkpoint(backup.checkpoint, producer_window=producer_window)
-    for topic in state.topics.values():
-        for cursor in topic.cursors.values():
-            # More may have been delivered since the backup.
-            cursor.reserved = None
     plan = RestorePlan(state, [], [])
     _define_found(state, found, plan.warnings)
     state.lsn = max(state.lsn, found.lsn_last)

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.model import full_topic_name, topic_uid
-from frazil.subscribe.administration import (
+from frazil.subscribe.lag import subscription_facts
+from frazil.subscribe.policy import kind_of, policy_of
+from frazil.subscribe.settings import (
+    Stored,
     change_settings,
     check_dead_letters,
     check_stored,
-    kind_of,
-    policy_of,
 )
-from frazil.subscribe.facts import subscription_facts
-from frazil.subscribe.settings import Stored
 from frazil.subscribe.stream import Request, Stream, checked_wait
 from frazil.units import parse_bytes
 

@@ -1,17 +1,19 @@
 """The progress of subscriptions: durable in the topic's journal, held, and copied to the metadata.
 
-The journal is the truth. A subscription is also a hold of its topic, which follows the cursor some
-time later, and a row in the metadata, which lags behind it; neither is ever ahead.
+The journal is the source of truth. A subscription is also a hold of its topic, and a row in the
+metadata; both follow the cursor later and are never ahead of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
+from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Overloaded
 from frazil.log import (
     STATE_HOLD,
     Acked,
@@ -23,23 +25,35 @@ from frazil.log import (
     Dropped,
     Pending,
     check_change,
+    delayed,
     encode_changes,
     placed,
 )
 from frazil.log import format as fmt
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterable, Sequence
 
+    from frazil.clock import Clock
     from frazil.log import Log, TopicState
     from frazil.log.codec import Waiter
+    from frazil.model import Ack
+    from frazil.subscribe.delivery_state import Change as DispatchChange
     from frazil.topic import Indexer, Instance, TopicRuntime
 
 HOLD_PREFIX: Final = "subscription:"
 """How the holds of subscriptions are named; no other hold may be."""
 NAME_BYTES_MAX: Final = 512
 
+RETRY_S: Final = 0.01
+ROOM_WAIT_S: Final = 5.0
+"""How long a change waits for room in the journal's queue before it is refused."""
+
 CursorCopies = dict[tuple[int, str], CursorState]
+Answer = Callable[[FrazilError | None], None]
+_Waiting = tuple[list[Change], Answer]
+"""A dispatch change as the journal knows it, and its answer."""
 
 
 class Cursors:
@@ -120,18 +134,35 @@ class Cursors:
             Overloaded: if the journal's queue is full.
         """
         runtime = self._engine.topic_runtime(topic)
-        journal = runtime.log.journal
-        if journal.failed is not None:
-            raise journal.closed_error()
         if not changes:
             raise InvalidRequest("no change was given", topic=runtime.name)
         for change in changes:
             self._check_change(runtime, change)
         waiter = Pending() if waiter is None else waiter
-        queue = runtime.log.queue
-        if not queue.submit(_entry(_control(runtime.state, changes), waiter)):
-            raise queue.overloaded()
+        self.submit(runtime, changes, waiter)
         return waiter
+
+    def submit(self, runtime: TopicRuntime, changes: Sequence[Change], waiter: Waiter) -> None:
+        """Write changes that were checked, as `apply` does.
+
+        Raises:
+            NotFound: if there is no such subscription.
+            Overloaded: if the journal's queue is full.
+        """
+        journal, cursors = runtime.log.journal, runtime.state.cursors
+        if journal.failed is not None:
+            raise journal.closed_error()
+        if runtime.state.spec.deleted_us:
+            raise NotFound("topic was deleted", topic=runtime.name)
+        for change in changes:
+            if change.name not in cursors:
+                self._check_known(runtime, change.name)
+        payload = encode_changes(changes)
+        control = Control(fmt.KIND_CURSOR, runtime.state.id, payload)
+        size = len(payload) + fmt.FRAME_HEAD_BYTES
+        queue = runtime.log.queue
+        if not queue.submit((None, None, control, 0, size, waiter, None)):
+            raise queue.overloaded()
 
     def load(self, topic: str) -> dict[str, CursorState]:
         """Return the durable progress of a topic's subscriptions by name, as copies.
@@ -265,6 +296,119 @@ class Cursors:
         return holds, copies, gone
 
 
+class CursorWriter:
+    """Writes the changes of one topic's subscriptions. All methods belong to the loop's thread."""
+
+    def __init__(
+        self,
+        runtime: TopicRuntime,
+        cursors: Cursors,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._runtime = runtime
+        self._cursors = cursors
+        self._clock = clock
+        self._loop = loop
+        self._waiting: list[_Waiting] = []
+        self._is_scheduled = False
+
+    def add(self, name: str, change: DispatchChange, answer: Answer) -> None:
+        """Write a change of the subscription `name` with the others of this turn.
+
+        `answer` is called when it is durable, or with the error that kept it from being written.
+        """
+        self._waiting.append((self._encoded(name, change), answer))
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _encoded(self, name: str, change: DispatchChange) -> list[Change]:
+        """Return a change as the journal knows it, with wall-clock times."""
+        if not change.attempts:
+            ranges = change.ranges
+            if len(ranges) > 1:
+                return [Acked(name, list(chain.from_iterable(sorted(ranges))))]
+            return [Acked(name, [*ranges[0]])]
+        pairs = zip(change.offsets, change.attempts, strict=True)
+        written: list[Change] = [Attempted(name, list(chain.from_iterable(pairs)))]
+        now_ms = int(self._loop.time() * 1000)
+        wall_ms = self._clock.now_us() // 1000 - now_ms
+        dues = [
+            (offset, number, wall_ms + due_ms)
+            for offset, number, due_ms in zip(
+                change.offsets, change.attempts, change.dues_ms, strict=True
+            )
+            if due_ms > now_ms
+        ]
+        return [*written, delayed(name, *dues)] if dues else written
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._submit(waiting, self._loop.time() + ROOM_WAIT_S)
+
+    def _submit(self, some: list[_Waiting], deadline: float) -> None:
+        waiter = _FrameWaiter(self._loop, some, self._submit_each)
+        try:
+            changes = [change for own, _answer in some for change in own]
+            self._cursors.submit(self._runtime, changes, waiter)
+        except Overloaded as error:
+            if self._loop.time() >= deadline:
+                # Not through the waiter: one by one they would wait as long again.
+                for _own, answer in some:
+                    answer(error)
+                return
+            self._loop.call_later(RETRY_S, self._submit, some, deadline)
+        except (NotFound, InvalidRequest) as error:
+            if len(some) == 1:
+                waiter.set_exception(error)
+                return
+            # One of them is of a subscription that was dropped.
+            self._submit_each(some)
+        except FrazilError as error:
+            waiter.set_exception(error)
+
+    def _submit_each(self, some: list[_Waiting]) -> None:
+        for each in some:
+            self._submit([each], self._loop.time() + ROOM_WAIT_S)
+
+
+class _FrameWaiter:
+    """The waiter of one frame, with the answers of all its changes."""
+
+    __slots__ = ("_changes", "_loop", "_one_by_one")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        changes: list[_Waiting],
+        one_by_one: Callable[[list[_Waiting]], None],
+    ) -> None:
+        self._loop = loop
+        self._changes = changes
+        self._one_by_one = one_by_one
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, _ack: Ack) -> None:
+        for _change, answer in self._changes:
+            answer(None)
+
+    def set_exception(self, error: Any) -> None:
+        if isinstance(error, Overloaded) and len(self._changes) > 1:
+            # One subscription is at a bound of its cursor, and the whole frame was refused.
+            self._one_by_one(self._changes)
+            return
+        for _change, answer in self._changes:
+            answer(error)
+
+
 def _stray_holds(state: TopicState) -> Iterable[Control]:
     for hold in state.holds:
         name = hold.removeprefix(HOLD_PREFIX)
@@ -282,10 +426,7 @@ def _missing_holds(runtime: TopicRuntime) -> Iterable[Control]:
 
 
 def _place(cursor: CursorState | int) -> CursorState:
-    """Return where a subscription is put; nothing has been delivered from there on."""
-    place = CursorState(cursor) if isinstance(cursor, int) else cursor.copy()
-    place.reserved = place.end
-    return place
+    return CursorState(cursor) if isinstance(cursor, int) else cursor.copy()
 
 
 def _check_name(name: object) -> None:

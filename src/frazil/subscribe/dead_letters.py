@@ -1,4 +1,7 @@
-"""Records that failed too often go to another topic, with what is known of their failure."""
+"""Dead letters: records that failed too often are published to another topic, with the reason.
+
+Each is durable in its topic before its record is settled.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,31 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.log import Sender
 from frazil.schema import Message
-from frazil.subscribe.administration import check_dead_letter_namespace, is_stored
+from frazil.subscribe.settings import check_dead_letter_namespace, is_stored
 from frazil.topic import wait_admitted_async
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from frazil.log.codec import Entry
-    from frazil.subscribe.actions import DeadLetter
-    from frazil.subscribe.record import Record
+    from frazil.subscribe.delivery_state import DeadLetter
+    from frazil.subscribe.dispatch import Dispatch
+    from frazil.subscribe.feed import Record
     from frazil.subscribe.subscription import Subscription
     from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["DeadLetters"]
+__all__ = ["DeadLetterPublisher", "PendingDeadLetters", "not_held"]
 
-STORY_ATTRIBUTES: Final = 8
-STORY_BYTES_MAX: Final = 16 << 10
-"""What is told of a failure: names of a topic and a subscription, an address, a reason."""
+REASON_ATTRIBUTES: Final = 8
+REASON_BYTES_MAX: Final = 16 << 10
+"""The attributes that are added to a dead letter: names, an address, a reason."""
 
 
-class DeadLetters:
-    """Publishes dead letters; their topic is made when the first one comes."""
+class DeadLetterPublisher:
+    """Publish dead letters; their topic is created with the first one."""
 
     def __init__(self, engine: Instance, *, broker: str, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
@@ -62,27 +68,27 @@ class DeadLetters:
         try:
             await self._write(runtime, value.payload, {**(value.attributes or {}), **facts})
         except InvalidRequest:
-            # With these facts the attributes became too many: the facts are what is needed here.
+            # The attributes became too many: the added ones are needed here.
             await self._write(runtime, value.payload, facts)
 
     async def _target(self, name: str) -> TopicRuntime:
         try:
             return self._engine.topic_runtime(name)
         except NotFound:
-            # It was there when the policy was set.
+            # It existed when the policy was set.
             check_dead_letter_namespace(self._engine, name)
             await asyncio.to_thread(self._make, name)
         return self._engine.topic_runtime(name)
 
     def _make(self, name: str) -> None:
-        # Made by somebody else just now is as good.
+        # It may have been created meanwhile.
         with contextlib.suppress(Conflict):
             try:
                 self._engine.create_topic(name)
             except InvalidRequest:
                 if not self._engine.settings.lake.default:
                     raise
-                # A name that no table can have is no reason to keep the letter back.
+                # A name that no table can have must not stop the dead letter.
                 self._engine.create_topic(name, lake=False)
 
     async def _write(
@@ -91,12 +97,12 @@ class DeadLetters:
         await wait_admitted_async(runtime)
         message = Message(payload, None, attributes, None, f"broker-replicator-{self._broker}-0")
         limits = runtime.limits
-        # The story of a failure comes on top of what its record may have.
+        # The added attributes come on top of the record's own.
         roomy = attrs.evolve(
             limits,
-            message_bytes_max=limits.message_bytes_max + STORY_BYTES_MAX,
-            attributes_max=limits.attributes_max + STORY_ATTRIBUTES,
-            attributes_bytes_max=limits.attributes_bytes_max + STORY_BYTES_MAX,
+            message_bytes_max=limits.message_bytes_max + REASON_BYTES_MAX,
+            attributes_max=limits.attributes_max + REASON_ATTRIBUTES,
+            attributes_bytes_max=limits.attributes_bytes_max + REASON_BYTES_MAX,
         )
         codec, data, count, size = runtime.prepare_own(message, roomy)
         written: asyncio.Future[Any] = self._loop.create_future()
@@ -105,3 +111,94 @@ class DeadLetters:
         if not runtime.log.queue.submit(entry):
             raise runtime.log.queue.overloaded()
         await written
+
+
+class PendingDeadLetters:
+    """The dead letters of one subscription that are being published. Belongs to the loop's thread."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        publisher: DeadLetterPublisher,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._subscription = subscription
+        self._publisher = publisher
+        self._loop = loop
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.error: FrazilError | None = None
+        """The error of the last publish that failed and was not repeated with success since."""
+        self._offset = -1
+        """The record of that publish."""
+
+    def begin(self, letter: DeadLetter, dispatch: Dispatch) -> None:
+        """Publish a dead letter, then settle its record."""
+        task = self._loop.create_task(self._publish(letter, dispatch))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def cancel(self) -> None:
+        """Stop publishing: the dead letters are asked for again after a restart."""
+        for task in self.tasks:
+            task.cancel()
+
+    def forget(self, offsets: Sequence[int]) -> None:
+        """Note that records are settled."""
+        if self.error is not None and self._offset in offsets:
+            self.error = None
+
+    async def _publish(self, letter: DeadLetter, dispatch: Dispatch) -> None:
+        subscription = self._subscription
+        try:
+            record = await self._record(letter.offset)
+            if record is not None:
+                await self._publisher.publish(subscription, record, letter)
+        except FrazilError as error:
+            self._failed(letter, dispatch, error)
+        except Exception as error:  # noqa: BLE001 - the task's top: the record must not be forgotten
+            bug = Unavailable("a bug kept a dead letter from being written", cause=repr(error))
+            self._failed(letter, dispatch, bug)
+        else:
+            self.error = None
+            subscription.counts.dead_letters += record is not None
+            subscription.dead_letter_ended(dispatch.dead_lettered(letter.offset))
+
+    def _failed(self, letter: DeadLetter, dispatch: Dispatch, error: FrazilError) -> None:
+        subscription = self._subscription
+        if letter.offset in dispatch.cursor:
+            # It was acked meanwhile.
+            return
+        subscription.warn_once("dead_letter_failed", offset=letter.offset, error=error)
+        self.error, self._offset = error, letter.offset
+        dispatch.dead_letter_failed(letter.offset, now_ms=int(self._loop.time() * 1000))
+        subscription.dead_letter_ended(None)
+
+    async def _record(self, offset: int) -> Record | None:
+        """Read the record of a dead letter, None if it expired by a full quota.
+
+        Raises:
+            FrazilError: the error that keeps it from being read; then it is retried.
+        """
+        subscription = self._subscription
+        try:
+            record = await subscription.feed.fetch(offset)
+        except NotFound as error:
+            if subscription.feed.end_error() is not None:
+                raise
+            if not subscription.is_given_up(offset):
+                raise not_held(subscription.topic, offset=offset) from error
+            record = None
+        if record is None:
+            subscription.note_missed(1)
+        return record
+
+
+def not_held(topic: str, *, offset: int, **facts: int) -> Unavailable:
+    """Return the error for records that are held for a subscription and that no tier has."""
+    return Unavailable(
+        "records that are kept for the subscription are not found: check the settings of files and "
+        "objects, and that the store is in reach; a reset of the subscription passes them over",
+        topic=topic,
+        offset=offset,
+        **facts,
+    )

@@ -10,18 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Closed, FrazilError, InvalidRequest, NotFound
-from frazil.log import RANGES_MAX
 from frazil.model import topic_uid
-from frazil.subscribe.consumer import Counts
-from frazil.subscribe.dead_letters import DeadLetters
+from frazil.subscribe.cursors import CursorWriter
+from frazil.subscribe.dead_letters import DeadLetterPublisher
 from frazil.subscribe.dispatch import Dispatch
 from frazil.subscribe.feed import FeedCache, TopicFeed
-from frazil.subscribe.journalling import Journalling
 from frazil.subscribe.lag import Lags
-from frazil.subscribe.pace import Pace
 from frazil.subscribe.policy import Limits, SubscriptionType
-from frazil.subscribe.reserve import Reserve
-from frazil.subscribe.subscription import Subscription
+from frazil.subscribe.subscription import Counts, Subscription
 from frazil.topic import start_offset
 
 if TYPE_CHECKING:
@@ -62,13 +58,11 @@ class Deliveries:
         budget = engine.settings.memory.budget_bytes
         self._cache = FeedCache(min(CACHE_BYTES, budget // CACHE_SHARE))
         engine.read_ahead_bytes = lambda: self._cache.size_bytes
-        self._dead_letters = DeadLetters(engine, broker=broker, loop=loop)
-        self._feeds: dict[int, tuple[TopicFeed, Journalling]] = {}
+        self._dead_letters = DeadLetterPublisher(engine, broker=broker, loop=loop)
+        self._feeds: dict[int, tuple[TopicFeed, CursorWriter]] = {}
         self._open: dict[tuple[str, str], Subscription] = {}
         self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
         self._is_closed = False
-        self.pace = Pace(loop.time)
-        """What consumers that catch up leave to publishers on the same loop, who tell it."""
         self._past = Counts()
         """What those did that are gone."""
         self._decoded_past = 0
@@ -81,7 +75,7 @@ class Deliveries:
     @property
     def decoded(self) -> int:
         """How many records were decoded for subscriptions."""
-        feeds = [feed for feed, _journalling in self._feeds.values()]
+        feeds = [feed for feed, _writer in self._feeds.values()]
         return self._decoded_past + sum(feed.decoded for feed in feeds)
 
     @property
@@ -142,10 +136,9 @@ class Deliveries:
                 return found
             runtime = self._runtime(topic)
             stored = self._settings.get(topic_uid(runtime.state.spec), name)
-            is_new = name not in runtime.state.cursors
-            if is_new:
+            if name not in runtime.state.cursors:
                 stored = await asyncio.to_thread(self._create, runtime, name, kind, start)
-            return await self._opened(runtime, name, stored, is_new=is_new)
+            return await self._opened(runtime, name, stored)
 
     async def existing(self, topic: str, name: str) -> Subscription | None:
         """Return a subscription that exists, None if there is none.
@@ -179,16 +172,15 @@ class Deliveries:
             if found is None:
                 return await asyncio.to_thread(self._place, runtime, name, to)
             await self._rest(found)
-            dispatch = reserve = None
+            dispatch = None
             try:
                 offset = await asyncio.to_thread(self._place, runtime, name, to)
                 cursor = await asyncio.to_thread(self._load, runtime, name)
                 if not self._is_closed:
                     stored = self._settings.get(topic_uid(runtime.state.spec), name)
                     dispatch = self._dispatch(stored, cursor)
-                    reserve = self._reserve(runtime, name, cursor)
             finally:
-                self._go_on(found, dispatch, reserve)
+                self._go_on(found, dispatch)
             return offset
 
     async def drop(self, topic: str, name: str) -> None:
@@ -233,12 +225,10 @@ class Deliveries:
         self._is_closed = True
         some = self.subscriptions
         await asyncio.gather(*(each.rest() for each in some))
-        # All at once: the journal syncs once for many of them.
-        await asyncio.gather(*(each.reserve.release() for each in some))
         for found in some:
             found.end(Closed("the broker is shutting down"))
         self._open.clear()
-        for feed, _journalling in list(self._feeds.values()):
+        for feed, _writer in list(self._feeds.values()):
             self._forget_feed(feed)
         self._executor.shutdown(wait=False)
 
@@ -270,15 +260,10 @@ class Deliveries:
         if self._is_closed:
             raise Closed("the broker is shutting down")
 
-    def _go_on(
-        self,
-        found: Subscription,
-        dispatch: Dispatch | None = None,
-        reserve: Reserve | None = None,
-    ) -> None:
+    def _go_on(self, found: Subscription, dispatch: Dispatch | None = None) -> None:
         """Let a subscription deliver again; not while all of them are being ended."""
         if not self._is_closed:
-            found.go_on(dispatch, reserve)
+            found.go_on(dispatch)
 
     def _runtime(self, topic: str) -> TopicRuntime:
         if self._is_closed:
@@ -331,29 +316,24 @@ class Deliveries:
             raise NotFound("no such subscription", topic=runtime.name, subscription=name)
         return found
 
-    async def _opened(
-        self, runtime: TopicRuntime, name: str, stored: Stored, *, is_new: bool = False
-    ) -> Subscription:
+    async def _opened(self, runtime: TopicRuntime, name: str, stored: Stored) -> Subscription:
         cursor = await asyncio.to_thread(self._load, runtime, name)
         if self._is_closed:
             raise Closed("the broker is shutting down")
-        feed, journalling = self._feed(runtime)
-        delivered_below = 0 if is_new else min(feed.head, _delivered_below(cursor, runtime))
+        feed, cursor_writer = self._feed(runtime)
         found = Subscription(
             name,
             feed,
-            journalling,
+            cursor_writer,
             self._dead_letters,
-            dispatch=self._dispatch(stored, cursor, delivered_below),
-            reserve=self._reserve(runtime, name, cursor, delivered_below),
+            dispatch=self._dispatch(stored, cursor),
             policy=stored.policy,
             loop=self._loop,
-            pace=self.pace,
         )
         self._open[runtime.name, name] = found
         return found
 
-    def _dispatch(self, stored: Stored, cursor: CursorState, delivered_below: int = 0) -> Dispatch:
+    def _dispatch(self, stored: Stored, cursor: CursorState) -> Dispatch:
         kind = SubscriptionType.EXCLUSIVE if stored.kind is None else stored.kind
         now_ms = int(self._loop.time() * 1000)
         wall_ms = self._engine.clock.now_us() // 1000 - now_ms
@@ -367,26 +347,15 @@ class Deliveries:
             cursor=cursor,
             attempts=cursor.attempts,
             dues_ms=dues_ms,
-            delivered_below=delivered_below,
             now_ms=now_ms,
         )
 
-    def _reserve(
-        self, runtime: TopicRuntime, name: str, cursor: CursorState, delivered_below: int = 0
-    ) -> Reserve:
-        _topic_feed, journalling = self._feed(runtime)
-        return Reserve(
-            name, journalling, self._loop, below=cursor.reserved, delivered_below=delivered_below
-        )
-
-    def _feed(self, runtime: TopicRuntime) -> tuple[TopicFeed, Journalling]:
+    def _feed(self, runtime: TopicRuntime) -> tuple[TopicFeed, CursorWriter]:
         found = self._feeds.get(runtime.state.id)
         if found is None or found[0].runtime is not runtime:
             feed = TopicFeed(runtime, self._cache, loop=self._loop, executor=self._executor)
-            journalling = Journalling(
-                runtime.name, self._engine.cursors, self._engine.clock, self._loop
-            )
-            found = self._feeds[runtime.state.id] = (feed, journalling)
+            writer = CursorWriter(runtime, self._engine.cursors, self._engine.clock, self._loop)
+            found = self._feeds[runtime.state.id] = (feed, writer)
         return found
 
     def _forget_feed(self, feed: TopicFeed) -> None:
@@ -443,19 +412,3 @@ def _check_keys(runtime: TopicRuntime, kind: SubscriptionType) -> None:
             "key_shared goes by key and the rows of this topic have no primary key; use shared",
             topic=runtime.name,
         )
-
-
-def _delivered_below(cursor: CursorState, runtime: TopicRuntime) -> int:
-    """Return the offset below which an earlier life may have delivered what is not acked.
-
-    Clients that outlived it may still ack those. A cursor from before it was written down, or one
-    that was restored, does not say; then it is as far as the largest window reaches.
-    """
-    if cursor.reserved is not None:
-        return cursor.reserved
-    gaps = sum(
-        special.end - max(special.first, cursor.acked_below)
-        for special in runtime.state.ranges
-        if special.end > cursor.acked_below
-    )
-    return cursor.reach(RANGES_MAX + gaps)

@@ -1,44 +1,51 @@
 """One subscription as a state machine: records, consumers, acks and time in; actions out.
 
 No I/O and no clock: `now_ms` is an argument and never goes back. Inputs only note what happened;
-`poll` does what follows from it and returns the actions. What is durable when, and what each crash
-leaves, is in docs/internals/dispatch.md.
+`poll` does what follows and returns the actions. What is durable when, and what each crash leaves,
+is in docs/internals/delivery.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from itertools import repeat
+from typing import Any, Final
 
 import attrs
 
 from frazil.errors import Conflict
-from frazil.log import RANGES_MAX, Cursor
-from frazil.subscribe.actions import Action, Cause, Change, Deliver, Notice, NoticeKind
-from frazil.subscribe.key_filter import key_filter
-from frazil.subscribe.key_shared import KeyLines
-from frazil.subscribe.line import Line
-from frazil.subscribe.places import Consumer
-from frazil.subscribe.policy import FailurePolicy, Limits, SubscriptionType
-from frazil.subscribe.records import Records
-
-if TYPE_CHECKING:
-    from frazil.subscribe.schedule import Assignment, Schedule
+from frazil.log import RANGES_MAX, Cursor, gaps_of, ranges_of
+from frazil.subscribe.delivery_state import (
+    Action,
+    Alarms,
+    Cause,
+    Change,
+    DeadLetter,
+    Deliver,
+    DeliveryRecord,
+    Member,
+    Notice,
+    NoticeKind,
+    State,
+)
+from frazil.subscribe.fifo import FifoDispatcher
+from frazil.subscribe.key_shared import KeySharedDispatcher, key_filter
+from frazil.subscribe.policy import FailurePolicy, Limits, Poison, SubscriptionType
 
 __all__ = ["Dispatch", "Status"]
 
+UNREAD, HELD, IN_FLIGHT, READY = State.UNREAD, State.HELD, State.IN_FLIGHT, State.READY
+REASON_CHARACTERS_MAX: Final = 1_024
+REASONS: Final = {Cause.TIMEOUT: "no ack in time", Cause.LOST: "the consumer's stream ended"}
 LIMITS: Final = frozenset(("ranges", "waiting keys"))
-"""Why a subscription pauses that is at a limit; it goes on by itself when there is room."""
+"""Reasons of a pause that ends by itself when there is room."""
 ROOM_TO_RESUME: Final = 0.25
-"""The part of a limit that must be free before it is told that a pause is over."""
+"""The part of a limit that must be free before `resumed` is reported."""
 
 
 @attrs.frozen
 class Status:
-    """What a subscription is doing, for lists and metrics.
-
-    Its lag is what is not in its `cursor`, which is only for reading, nor in a gap of the topic.
-    """
+    """The state of a subscription for lists and metrics. `cursor` is only for reading."""
 
     consumers: int
     active_id: int | None
@@ -56,9 +63,9 @@ class Status:
 class Dispatch:
     """Deliver the records of one topic to the consumers of one subscription.
 
-    A restart builds it again from the journalled `cursor`, `attempts` and the times `dues_ms` before
-    which the next ones must not be; the reader then feeds from `offset_next` on. A reset of the cursor is a new `Dispatch`, too. Unsettled records below
-    `delivered_below` may be with clients since an earlier life: their acks count.
+    After a restart it is built again from the journalled `cursor`, `attempts` and `dues_ms` (the
+    times before which the next attempts must not be delivered); the reader then feeds from
+    `offset_next` on. A reset of the cursor is a new `Dispatch`, too.
     """
 
     def __init__(
@@ -70,39 +77,50 @@ class Dispatch:
         cursor: Cursor | None = None,
         attempts: Mapping[int, int] | None = None,
         dues_ms: Mapping[int, int] | None = None,
-        delivered_below: int = 0,
         now_ms: int = 0,
     ) -> None:
         self.kind = kind
+        self.cursor = Cursor() if cursor is None else Cursor.copy(cursor)
+        """What is durably settled. Only for reading."""
+        self.offset_next = self.cursor.acked_below
+        """The first offset that `feed` has not covered."""
+        self.unacked_bytes = 0
+        self.held_bytes = 0
+        """The bytes of the values that are kept for a first delivery."""
+        self._policy = policy or FailurePolicy()
+        self._attempts_max = self._policy.attempts_max
         self._limits = limits or Limits()
         self._actions: list[Action] = []
-        self._records = Records(
-            policy or FailurePolicy(),
-            self._limits,
-            cursor=cursor or Cursor(),
-            attempts=attempts or {},
-            dues_ms={o: due for o, due in (dues_ms or {}).items() if due > now_ms},
-            delivered_below=delivered_below,
-            actions=self._actions,
-        )
+        self._records: dict[int, DeliveryRecord] = {}
+        self._unacked = 0
+        self._unread = 0
+        self._attempts = {o: n for o, n in (attempts or {}).items() if o not in self.cursor}
+        """Attempts of records that were not fed yet; and their delays."""
+        dues = (dues_ms or {}).items()
+        self._dues_ms = {o: due for o, due in dues if due > now_ms and o in self._attempts}
+        self._blocked: dict[int, DeliveryRecord] = {}
+        self._blocked_bytes = 0
+        self._returning: set[int] = set()
+        """Records that go out before anything new, and are not ready for it yet."""
+        self._gaps: list[tuple[int, int]] = []
+        self._alarms = Alarms()
+        self._is_cursor_full = self.cursor.is_full
+        self._timeout_ms: int | None = None
+        """No delivery times out before this; None while nothing is in flight."""
+        self._members: dict[int, Member] = {}
         self._is_by_key = kind is SubscriptionType.KEY_SHARED
-        self._is_single = kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
-        places, sizes = self._records.places, self._records.sizes
-        self._schedule: Schedule = (
-            KeyLines(places, sizes, cursor=self._records.cursor, limits=self._limits)
+        is_shared = kind is SubscriptionType.SHARED
+        self._schedule: FifoDispatcher | KeySharedDispatcher = (
+            KeySharedDispatcher(self._records, self._limits)
             if self._is_by_key
-            else Line(kind, places, sizes)
+            else FifoDispatcher(self._records, is_shared=is_shared)
         )
-        self._records.schedule = self._schedule
-        self._schedule.special.update(self._records.not_plain())
-        self._members: dict[int, Consumer] = {}
-        self._share_out()
         self._paused: str | None = None
 
     # -- consumers -------------------------------------------------------------------------------
 
     def admits(self, name: str) -> bool:
-        """Whether `attach` of a consumer of this name would be taken."""
+        """Return whether `attach` accepts a consumer of this name."""
         return self.kind is not SubscriptionType.EXCLUSIVE or all(
             each.name == name for each in self._members.values()
         )
@@ -110,9 +128,9 @@ class Dispatch:
     def attach(
         self, consumer_id: int, *, name: str, now_ms: int, filters: Iterable[str] = ()
     ) -> None:
-        """Let a consumer's stream take part; it gets nothing before `want`.
+        """Add a consumer; it gets nothing before `want`.
 
-        A consumer of the same id or name is displaced, and what it had is delivered again at once.
+        A consumer of the same id or name is displaced, and its records are delivered again at once.
         One of the same name takes its place: an active consumer stays active, keys stay.
 
         Raises:
@@ -122,133 +140,124 @@ class Dispatch:
             raise Conflict("the exclusive subscription has another consumer", consumer=name)
         for other in list(self._members.values()):
             if consumer_id == other.consumer_id and name != other.name:
-                self.detach(other.consumer_id, now_ms=now_ms, is_lost=False)
+                self.detach(other.consumer_id, now_ms=now_ms)
                 self._actions.append(Notice(NoticeKind.DISPLACED, other.consumer_id))
         old = next((each for each in self._members.values() if each.name == name), None)
-        consumer = Consumer(consumer_id, name, key_filter(filters))
+        member = Member(consumer_id, name, key_filter(filters))
         if old is None:
-            self._schedule.join(consumer, now_ms)
+            self._schedule.join(member, now_ms)
         else:
-            self._forget(old)
-            was_active = self._schedule.active is old
-            self._schedule.replace(old, consumer, now_ms)
-            self._records.lose(old, now_ms=now_ms, is_lost=False, and_timed_out=was_active)
+            del self._members[old.consumer_id]
+            old.is_attached = False
+            self._schedule.replace(old, member, now_ms)
+            self._lose(old, now_ms)
             self._actions.append(Notice(NoticeKind.DISPLACED, old.consumer_id))
-        self._members[consumer_id] = consumer
-        self._share_out()
+        self._members[consumer_id] = member
 
-    def detach(self, consumer_id: int, *, now_ms: int, is_lost: bool = True) -> None:
-        """End a consumer's part; what it has not acked is delivered again at once.
+    def detach(self, consumer_id: int, *, now_ms: int) -> None:
+        """Remove a consumer; its unacked records are delivered again at once.
 
-        `is_lost` says that its client is gone, whether it said so or its connection broke: its
-        oldest record may be why, if that happens again and again (`Limits.blame_grace_ms`). An
-        unknown consumer makes no difference.
+        An unknown consumer makes no difference.
         """
-        consumer = self._members.get(consumer_id)
-        if consumer is None:
+        member = self._members.pop(consumer_id, None)
+        if member is None:
             return
-        self._forget(consumer)
-        was_active = self._schedule.active is consumer
-        self._schedule.leave(consumer, now_ms)
-        self._records.lose(consumer, now_ms=now_ms, is_lost=is_lost, and_timed_out=was_active)
+        member.is_attached = False
+        was_active = self._schedule.active is member
+        self._schedule.leave(member, now_ms)
+        self._lose(member, now_ms)
         active = self._schedule.active
         if was_active and active is not None:
             self._actions.append(Notice(NoticeKind.PROMOTED, active.consumer_id))
 
-    def _forget(self, consumer: Consumer) -> None:
-        del self._members[consumer.consumer_id]
-        consumer.is_attached = False
-        self._share_out()
+    def _lose(self, member: Member, now_ms: int) -> None:
+        """Take back the records of a consumer that left."""
+        lost = [
+            record
+            for record in self._records.values()
+            if record.state is IN_FLIGHT and record.member is member and record.settling is None
+        ]
+        lost.sort(key=lambda record: record.offset)
+        for record in lost:
+            if record.sent_ms < 0:
+                # It was never sent: nothing failed.
+                self._make_ready(record)
+        sent = [record for record in lost if record.state is IN_FLIGHT]
+        if sent:
+            self._actions += self._fail(sent, Cause.LOST, now_ms)
 
     def keep_keys(self, before: Dispatch) -> None:
-        """Let the keys of a KeyShared subscription stay with whom they had before a reset."""
-        if isinstance(self._schedule, KeyLines) and isinstance(before._schedule, KeyLines):
+        """Take the owners of keys from the dispatch that this one replaces after a reset."""
+        if isinstance(self._schedule, KeySharedDispatcher) and isinstance(
+            before._schedule, KeySharedDispatcher
+        ):
             self._schedule.keep_owners(before._schedule)
 
-    def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> None:
-        """Say how much the consumer's stream takes from now on; deliveries use it up."""
-        consumer = self._members.get(consumer_id)
-        if consumer is not None:
-            consumer.messages = messages
-            consumer.size_bytes = size_bytes
+    def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> bool:
+        """Set how much the consumer's stream takes from now on; deliveries use it up.
 
-    def has_room(self, consumer_id: int) -> bool:
-        """Whether a consumer is attached whose stream takes another record."""
-        consumer = self._members.get(consumer_id)
-        return consumer is not None and consumer.has_room
+        Return whether it had no room before.
+        """
+        member = self._members.get(consumer_id)
+        if member is None:
+            return False
+        was_full = member.messages <= 0 or member.size_bytes <= 0
+        member.messages = messages
+        member.size_bytes = size_bytes
+        return was_full
 
     # -- records ---------------------------------------------------------------------------------
 
     @property
-    def cursor(self) -> Cursor:
-        """What is durably settled. Only for reading."""
-        return self._records.cursor
-
-    @property
-    def offset_next(self) -> int:
-        """The first offset that `feed` has not covered."""
-        return self._records.offset_next
-
-    @property
     def room(self) -> int:
         """How many records `feed` may bring now."""
-        room = self._schedule.room(
-            held_max=self._limits.held_max, unacked=len(self._records.places)
-        )
-        return max(0, room)
+        held_max = self._limits.held_max
+        return max(0, self._schedule.room(held_max=held_max, unacked=self._unacked))
 
     @property
     def held(self) -> int:
         """How many records were fed and not yet delivered."""
         return self._schedule.held
 
-    def may_deliver(self, settled: int = 0) -> int:
-        """Return how many more records the window takes, were so many of those out settled."""
-        return max(0, self._window()[0] + settled)
-
     @property
     def is_hungry(self) -> bool:
-        """Whether a record that was never delivered would go out now, were the right one fed.
-
-        Or, on KeyShared, as soon as the window has a place: whoever has nothing to do has the next
-        one, and what is for it may lie behind much that is for others.
-        """
-        records = self._records
-        if self._is_stopped() or (records.cursor.is_full and records.places):
+        """Whether a record that was never delivered could go out now, if one were fed."""
+        if self._blocked and not self._is_by_key:
             return False
-        if self.is_full:
-            schedule = self._schedule
-            return isinstance(schedule, KeyLines) and schedule.has_idle(self._share)
-        return any(each.has_room for each in self._members.values())
+        if self._unacked and self._is_cursor_full:
+            return False
+        messages, size_bytes = self._window()
+        if messages <= 0 or size_bytes <= 0:
+            return False
+        for member in self._members.values():
+            if member.messages > 0 and member.size_bytes > 0:
+                return True
+        return False
 
     @property
-    def is_full(self) -> bool:
-        """Whether the window takes no record more."""
-        messages, size_bytes = self._window()
-        return messages <= 0 or size_bytes <= 0
-
-    def take_parked(self) -> list[int]:
-        """Return the held records that `poll` met and did not deliver, each once.
-
-        They failed too often, or wait, since an earlier life, or are acked: whoever keeps their
-        contents need not keep them any longer.
-        """
-        parked, self._records.parked = self._records.parked, []
-        return parked
+    def is_idle(self) -> bool:
+        """Whether a poll has nothing to do before the next input or due time."""
+        if self._actions or self._alarms.dues_ms or self._is_by_key:
+            return False
+        return not self._schedule.waiting and not self._schedule.ready
 
     def is_with(self, consumer_id: int, offset: int) -> bool:
-        """Whether a record was given to this consumer and has not been acked or taken back."""
-        return self._records.flights.holder(offset) == consumer_id
+        """Return whether a record is in flight to this consumer and its ack is not under way."""
+        return self.holder(offset) == consumer_id
 
     def are_with(self, consumer_id: int, offsets: list[int], attempts: list[int]) -> bool:
-        """Whether all of these records are with this consumer, as these attempts."""
-        records = self._records
-        is_with = records.flights.are_with(consumer_id, offsets)
-        return is_with and records.attempts_of(offsets) == attempts
+        """Return whether all of these records are with this consumer, as these attempts."""
+        for offset, attempt in zip(offsets, attempts, strict=True):
+            if self.holder(offset) != consumer_id or self._records[offset].attempt != attempt:
+                return False
+        return True
 
     def holder(self, offset: int) -> int | None:
-        """Return the id of the consumer that was given a record, while it has it."""
-        return self._records.flights.holder(offset)
+        """Return the id of the consumer that a record is in flight to."""
+        record = self._records.get(offset)
+        if record is None or record.state is not IN_FLIGHT or record.settling is not None:
+            return None
+        return record.member.consumer_id if record.member is not None else None
 
     def feed(
         self,
@@ -257,74 +266,355 @@ class Dispatch:
         *,
         offset_end: int,
         keys: Sequence[str] = (),
+        values: Sequence[Any] = (),
     ) -> None:
         """Take in the records of `[offset_next, offset_end)`, ascending; `keys` for KeyShared.
 
         Offsets of the range without a record are gaps of the topic: they count as settled. Records
         that are settled already are left out.
         """
-        fed = self._records.take_in(offsets, sizes, keys, offset_end=offset_end)
-        self._schedule.feed(*fed)
+        first, self.offset_next = self.offset_next, offset_end
+        assert offset_end >= first
+        if offsets:
+            assert first <= offsets[0]
+            assert offsets[-1] < offset_end
+        records = list(
+            map(DeliveryRecord, offsets, sizes, keys or repeat(""), values or repeat(None))
+        )
+        assert len(records) == len(offsets)
+        if len(offsets) != offset_end - first:
+            self._gaps += gaps_of(offsets, first=first, end=offset_end)
+            for gap in self._gaps:
+                self.cursor.ack_range(*gap)
+            self._is_cursor_full = self.cursor.is_full
+            # What expired needs no attempt.
+            for offset in [each for each in self._attempts if each in self.cursor]:
+                del self._attempts[offset]
+                self._dues_ms.pop(offset, None)
+        if self._attempts or self._unread or first < self.cursor.end:
+            records = self._recall(records)
+        self._records.update(zip([record.offset for record in records], records, strict=True))
+        if values:
+            self.held_bytes += sum([record.size for record in records])
+        self._schedule.feed(records)
 
-    def ack(self, offsets: Sequence[int]) -> Change | None:
-        """Settle delivered records: return the change to journal, None if there is no effect.
+    def _recall(self, records: list[DeliveryRecord]) -> list[DeliveryRecord]:
+        """Leave out settled records; add what is known of the others from before their reading."""
+        kept: list[DeliveryRecord] = []
+        for fed in records:
+            record, offset = fed, fed.offset
+            if offset in self.cursor:
+                continue
+            early = self._records.get(offset)
+            if early is not None:
+                early.size, early.key, early.value = fed.size, fed.key, fed.value
+                early.state, record = HELD, early
+                self._unread -= 1
+            record.attempt = self._attempts.pop(offset, 1)
+            record.due_ms = self._dues_ms.pop(offset, 0)
+            kept.append(record)
+        return kept
 
-        The acks are answered when the change, and those it is `after`, are confirmed. Offsets that
-        were not delivered, or are settled, have no effect.
+    def trim(self, bytes_max: int) -> None:
+        """Drop the values of the newest held records beyond a size; they are read again."""
+        if self.held_bytes <= bytes_max:
+            return
+        for record in reversed(self._records.values()):
+            if record.value is not None:
+                self._drop_value(record)
+                if self.held_bytes <= bytes_max:
+                    return
+
+    def _drop_value(self, record: DeliveryRecord) -> None:
+        if record.value is not None:
+            record.value = None
+            self.held_bytes -= record.size
+
+    # -- acks and nacks --------------------------------------------------------------------------
+
+    def ack(self, offsets: Sequence[int], *, head: int) -> Change | None:
+        """Settle records below the topic's durable head; return the change to journal, if any.
+
+        Clients may ack what another process of the broker delivered to them, so every unsettled
+        record below the head counts. The acks are answered when the change, and those it is
+        `after`, are confirmed.
         """
-        return self._records.settle(offsets, Cause.ACK)
+        return self._settle(offsets, Cause.ACK, head)
+
+    def _settle(self, offsets: Sequence[int], cause: Cause, head: int = 0) -> Change | None:
+        change, records = Change(cause), self._records
+        for offset in offsets:
+            record = records.get(offset)
+            if record is None:
+                if not 0 <= offset < head or offset in self.cursor:
+                    continue
+                record = records[offset] = DeliveryRecord(offset, state=UNREAD)
+                self._unread += 1
+            elif record.settling is not None:
+                if record.settling is not change and record.settling not in change.after:
+                    change.after.append(record.settling)
+                continue
+            elif record.state is IN_FLIGHT and record.sent_ms < 0 and record.member is not None:
+                change.unsent.setdefault(record.member.consumer_id, []).append(offset)
+            record.settling = change
+            change.records.append(record)
+            change.offsets.append(offset)
+        if not change.records:
+            return change if change.after else None
+        change.ranges = ranges_of(sorted(change.offsets))
+        if self._gaps:
+            change.gaps, self._gaps = self._gaps, []
+            change.ranges += change.gaps
+        return change
 
     def nack(
         self, offset: int, *, now_ms: int, delay_ms: int = 0, reason: str = ""
     ) -> Change | None:
         """Give a delivered record back: return the change to journal, None if there is no effect.
 
-        Only a record that is with a consumer can be given back.
+        Only a record that was sent to a consumer can be given back.
         """
-        return self._records.give_back(offset, now_ms=now_ms, delay_ms=delay_ms, reason=reason)
+        record = self._records.get(offset)
+        if record is None:
+            return None
+        if record.settling is None and record.state is IN_FLIGHT and record.sent_ms >= 0:
+            (change,) = self._fail([record], Cause.NACK, now_ms, asked_ms=delay_ms, reason=reason)
+            return change
+        under_way = record.settling or record.counting
+        if under_way is None or under_way.cause not in {Cause.NACK, Cause.DROP}:
+            return None
+        repeat_of = Change(Cause.NACK)
+        repeat_of.after.append(under_way)
+        return repeat_of
 
     def unsent(self, consumer_id: int, offsets: Sequence[int]) -> None:
-        """Say that deliveries cannot be sent yet: their time for an ack has not begun."""
-        self._records.set_clock(consumer_id, offsets, None)
+        """Note that deliveries wait to be sent: their time for an ack has not begun."""
+        self._set_sent(consumer_id, offsets, -1)
 
     def sent(self, consumer_id: int, offsets: Sequence[int], *, now_ms: int) -> None:
-        """Say that deliveries that were `unsent` go out now."""
-        self._records.set_clock(consumer_id, offsets, now_ms)
+        """Note that deliveries that were `unsent` are sent now."""
+        self._set_sent(consumer_id, offsets, now_ms)
+        self._watch_timeouts(now_ms)
+
+    def _set_sent(self, consumer_id: int, offsets: Sequence[int], sent_ms: int) -> None:
+        for offset in offsets:
+            if self.is_with(consumer_id, offset):
+                record = self._records[offset]
+                record.sent_ms, record.until_ms = sent_ms, -1
 
     def put_off(self, consumer_id: int, offsets: Sequence[int], *, now_ms: int) -> None:
-        """Take records back that could not be sent for now; nobody failed, so nothing counts.
+        """Take back records that cannot be sent for now; that is no failed delivery.
 
-        Where one consumer gets everything in order, nothing goes before them.
+        On Exclusive and Failover nothing goes before them.
         """
-        mine = [offset for offset in offsets if self.is_with(consumer_id, offset)]
-        self._records.put_off(mine, now_ms=now_ms, comes_first=self._is_single)
-
-    def gone(self, offset: int) -> None:
-        """Settle a record that was to be delivered and is no more: nobody will ever have it."""
-        self._records.give_up(offset)
+        is_single = self.kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
+        for offset in offsets:
+            if self.is_with(consumer_id, offset):
+                record = self._records[offset]
+                record.state, record.member = State.WAITING, None
+                self._alarms.set(offset, now_ms + self._limits.retry_ms)
+                if is_single:
+                    self._returning.add(offset)
 
     def take_back(self, consumer_id: int, offsets: Sequence[int]) -> None:
-        """Take records back that a consumer has and nobody saw there: nothing counts.
+        """Take back records that nobody saw at a consumer: that is no failed delivery."""
+        for offset in offsets:
+            if self.is_with(consumer_id, offset):
+                self._make_ready(self._records[offset])
 
-        They are delivered at once, to whoever is next.
-        """
-        self._records.take_back(consumer_id, offsets)
+    def gone(self, offset: int) -> None:
+        """Settle a record in flight that does not exist any more."""
+        if self.holder(offset) is not None:
+            self._settle_owed([self._records[offset]], Cause.GONE)
 
     def dead_lettered(self, offset: int) -> Change | None:
         """Settle a record that is durable in the dead-letter topic: return the change to journal."""
-        return self._records.settle((offset,), Cause.DEAD_LETTER)
+        return self._settle((offset,), Cause.DEAD_LETTER)
 
     def dead_letter_failed(self, offset: int, *, now_ms: int) -> None:
-        """Ask for the dead letter again, after a while."""
-        self._records.bury_later(offset, now_ms=now_ms)
+        """Ask for the dead letter again after `retry_ms`."""
+        record = self._records.get(offset)
+        if record is not None and record.state is State.DEAD:
+            self._alarms.set(offset, now_ms + self._limits.retry_ms)
+
+    # -- failures --------------------------------------------------------------------------------
+
+    def _fail(
+        self,
+        records: Sequence[DeliveryRecord],
+        cause: Cause,
+        now_ms: int,
+        *,
+        asked_ms: int = 0,
+        reason: str = "",
+    ) -> list[Change]:
+        """Count deliveries, ascending, as failed; return the changes to journal before the next.
+
+        A consumer that leaves fails no record for good: the last attempt is repeated.
+        """
+        policy, attempts_max = self._policy, self._attempts_max
+        counted, dropped = Change(cause), Change(Cause.DROP)
+        reason = reason[:REASON_CHARACTERS_MAX] or REASONS.get(cause, "nacked")
+        for record in records:
+            is_last = record.attempt >= attempts_max
+            if is_last and cause is Cause.LOST:
+                self._make_ready(record)
+                continue
+            record.reason = reason
+            if is_last and policy.poison is Poison.DROP:
+                record.state, record.cause, record.settling = State.OWED, Cause.DROP, dropped
+                dropped.records.append(record)
+                dropped.offsets.append(record.offset)
+                continue
+            record.state, record.counting = State.COUNTING, counted
+            delay_ms = 0 if cause is Cause.LOST else policy.delay_ms(record.attempt, asked_ms)
+            record.attempt_next, record.due_ms = record.attempt + 1, now_ms + delay_ms
+            _count(counted, record)
+            if cause is Cause.LOST:
+                self._returning.add(record.offset)
+        dropped.ranges = ranges_of(dropped.offsets)
+        return [change for change in (counted, dropped) if change.offsets]
+
+    def _arrange(self, record: DeliveryRecord, now_ms: int) -> None:
+        """Decide what comes next for a record whose attempt is durable."""
+        self._returning.discard(record.offset)
+        if record.attempt > self._attempts_max:
+            self._exhausted(record, now_ms)
+        elif record.due_ms <= now_ms:
+            self._make_ready(record)
+        else:
+            record.state = State.WAITING
+            self._alarms.set(record.offset, record.due_ms)
+
+    def _exhausted(self, record: DeliveryRecord, now_ms: int) -> None:
+        """Apply the policy to a record that failed too often."""
+        poison, offset = self._policy.poison, record.offset
+        record.reason = record.reason or "failed too often before a restart"
+        if poison is Poison.BLOCK:
+            record.state = State.BLOCKED
+            self._blocked[offset] = record
+            self._blocked_bytes += record.size
+            attempt = record.attempt - 1
+            notice = Notice(NoticeKind.BLOCKED, 0, offset, attempt, record.reason)
+            self._actions.append(notice)
+            return
+        # By an alarm: an ack that comes before it prevents the dead letter.
+        record.state = State.DEAD if poison is Poison.DEAD_LETTER else State.OWED
+        record.cause = Cause.DROP
+        self._alarms.set(offset, now_ms)
+
+    def _make_ready(self, record: DeliveryRecord) -> None:
+        self._returning.discard(record.offset)
+        record.state, record.member = READY, None
+        self._schedule.again(record)
+
+    def _unblock(self, record: DeliveryRecord) -> None:
+        del self._blocked[record.offset]
+        self._blocked_bytes -= record.size
+        if not self._blocked:
+            self._actions.append(Notice(NoticeKind.UNBLOCKED, offset=record.offset))
+
+    def _settle_owed(self, records: list[DeliveryRecord], cause: Cause) -> None:
+        """Journal the settling of records without an ack."""
+        change = Change(cause)
+        records.sort(key=lambda record: record.offset)
+        for record in records:
+            record.state, record.cause, record.settling = State.OWED, cause, change
+        change.records = records
+        change.offsets = [record.offset for record in records]
+        change.ranges = ranges_of(change.offsets)
+        self._actions.append(change)
+
+    # -- answers of the journal ------------------------------------------------------------------
 
     def confirmed(self, change: Change, *, now_ms: int) -> None:
-        """Take note that a change is durable."""
-        self._records.confirmed(change, now_ms=now_ms)
+        """Apply a change that is durable now."""
+        assert change.is_open
+        change.is_open = False
+        if change.attempts:
+            for record, attempt in zip(change.records, change.attempts, strict=True):
+                record.counting = None
+                if record.state is State.COUNTING:
+                    record.attempt = attempt
+                    self._arrange(record, now_ms)
+            return
+        for first, end in change.ranges:
+            self.cursor.ack_range(first, end)
+        self._is_cursor_full = self.cursor.is_full
+        for record in change.records:
+            del self._records[record.offset]
+            if record.state is UNREAD:
+                self._unread -= 1
+            elif record.state is not HELD:
+                self._unacked -= 1
+                self.unacked_bytes -= record.size
+                if record.state is not IN_FLIGHT:
+                    self._alarms.clear(record.offset)
+                    self._returning.discard(record.offset)
+                    if record.state is State.BLOCKED:
+                        self._unblock(record)
+            if record.value is not None:
+                self._drop_value(record)
+            record.state = State.PASSED if record.state is HELD else State.SETTLED
+            record.settling = record.member = None
+        if change.cause is Cause.DROP:
+            for each in change.records:
+                notice = Notice(NoticeKind.DROPPED, 0, each.offset, each.attempt, each.reason)
+                self._actions.append(notice)
+        elif change.cause is Cause.SKIP:
+            count = len(change.records)
+            self._actions.append(
+                Notice(NoticeKind.SKIPPED, offset=change.offsets[0], records=count)
+            )
+        if self._is_by_key:
+            self._schedule.settled(change.records)
 
     def failed(self, change: Change, *, now_ms: int) -> None:
-        """Take a change back that could not be journalled: records are again where they were."""
-        self._records.failed(change, now_ms=now_ms)
+        """Undo a change that could not be journalled: records are again where they were."""
+        assert change.is_open
+        change.is_open = False
+        if change.attempts:
+            for record in change.records:
+                record.counting = None
+                if record.state is State.COUNTING:
+                    self._count_failed(record, change.cause, now_ms)
+            self._watch_timeouts(now_ms)
+            return
+        self._gaps += change.gaps
+        lost: list[DeliveryRecord] = []
+        for record in change.records:
+            record.settling = None
+            if change.cause is not Cause.ACK:
+                record.state, record.cause = State.OWED, change.cause
+                self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
+            elif record.state is UNREAD:
+                del self._records[record.offset]
+                self._unread -= 1
+            elif record.state is READY:
+                self._arrange(record, now_ms)
+            elif record.state is State.DEAD:
+                # Its dead letter may have been published while the ack was under way.
+                self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
+            elif record.state is HELD and self._is_by_key:
+                self._schedule.again(record)
+            elif record.state is IN_FLIGHT:
+                if record.sent_ms < 0:
+                    self._make_ready(record)
+                elif record.member is not None and record.member.is_attached:
+                    record.sent_ms, record.until_ms = now_ms, -1
+                else:
+                    lost.append(record)
+        self._watch_timeouts(now_ms)
+        if lost:
+            lost.sort(key=lambda record: record.offset)
+            self._actions += self._fail(lost, Cause.LOST, now_ms)
+
+    def _count_failed(self, record: DeliveryRecord, cause: Cause, now_ms: int) -> None:
+        if cause is Cause.NACK and record.member is not None and record.member.is_attached:
+            record.state, record.sent_ms, record.until_ms = IN_FLIGHT, now_ms, -1
+            return
+        record.state = State.UNCOUNTED
+        self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -332,144 +622,237 @@ class Dispatch:
         self, policy: FailurePolicy, limits: Limits | None = None, *, now_ms: int
     ) -> None:
         """Set another policy, and other limits; blocked records are judged by it anew."""
+        self._policy = policy
+        self._attempts_max = policy.attempts_max
         self._limits = limits or self._limits
-        self._share_out()
-        self._records.configure(policy, self._limits, now_ms=now_ms)
+        self._timeout_ms = now_ms if policy.ack_timeout_ms else None
+        for record in sorted(self._blocked.values(), key=lambda each: each.offset):
+            if policy.poison is not Poison.BLOCK or record.attempt <= self._attempts_max:
+                self._unblock(record)
+                record.due_ms = now_ms
+                self._arrange(record, now_ms)
+
+    def _watch_timeouts(self, now_ms: int) -> None:
+        """Note that something is in flight from now on."""
+        timeout_ms = self._policy.ack_timeout_ms
+        if timeout_ms and (self._timeout_ms is None or now_ms + timeout_ms < self._timeout_ms):
+            self._timeout_ms = now_ms + timeout_ms
 
     def overdue(self, now_ms: int) -> list[int]:
-        """Return what is with consumers for longer than an ack may take.
-
-        The next `poll` counts it as failed, but for what is prolonged or taken back before.
-        """
-        return self._records.overdue(now_ms)
+        """Return, ascending, the offsets that the next `poll` counts as timed out."""
+        if self._timeout_ms is None or now_ms < self._timeout_ms:
+            return []
+        timeout_ms, first_ms = self._policy.ack_timeout_ms, None
+        overdue: list[int] = []
+        for offset, record in self._records.items():
+            if record.state is IN_FLIGHT and record.sent_ms >= 0:
+                end_ms = record.until_ms if record.until_ms >= 0 else record.sent_ms + timeout_ms
+                if end_ms <= now_ms and record.settling is None:
+                    overdue.append(offset)
+                elif first_ms is None or end_ms < first_ms:
+                    first_ms = max(end_ms, now_ms + 1)
+        # Looked at again then; an earlier end is noted when it is set.
+        self._timeout_ms = now_ms if overdue else first_ms
+        return sorted(overdue)
 
     def prolong(self, offset: int, *, until_ms: int) -> None:
-        """Let a record's ack take until then, if it is with a consumer."""
-        self._records.prolong(offset, until_ms=until_ms)
+        """Let the ack of a record in flight take until then."""
+        if self.holder(offset) is not None and self._records[offset].sent_ms >= 0:
+            self._records[offset].until_ms = until_ms
+            if self._timeout_ms is not None:
+                self._timeout_ms = min(self._timeout_ms, until_ms)
 
     def due_ms(self) -> int | None:
         """Return when `poll` is due although nothing comes in."""
-        dues = (self._records.due_ms(), self._schedule.due_ms())
-        return min((due for due in dues if due is not None), default=None)
+        if not self._alarms.dues_ms and not self._is_by_key:
+            return self._timeout_ms
+        dues = (self._alarms.first_ms(), self._timeout_ms, self._schedule.due_ms())
+        return min([due for due in dues if due is not None], default=None)
+
+    def _ring(self, now_ms: int) -> None:
+        """Do what is due: time-outs of acks, then alarms."""
+        if self._timeout_ms is not None and now_ms >= self._timeout_ms:
+            late = [self._records[offset] for offset in self.overdue(now_ms)]
+            if late:
+                self._actions += self._fail(late, Cause.TIMEOUT, now_ms)
+                self.overdue(now_ms)
+        first_ms = self._alarms.first_ms()
+        if first_ms is None or first_ms > now_ms:
+            return
+        recounts: dict[Cause, Change] = {}
+        owed: dict[Cause, list[DeliveryRecord]] = {}
+        for offset in self._alarms.ring(now_ms):
+            record = self._records[offset]
+            if record.state is State.WAITING:
+                self._make_ready(record)
+            elif record.settling is not None:
+                # The result of the ack comes first.
+                self._alarms.set(offset, now_ms + self._limits.retry_ms)
+            elif record.state is State.OWED:
+                owed.setdefault(record.cause, []).append(record)
+            elif record.state is State.UNCOUNTED:
+                cause = Cause.LOST if offset in self._returning else Cause.TIMEOUT
+                recount = recounts.setdefault(cause, Change(cause))
+                record.state, record.counting = State.COUNTING, recount
+                _count(recount, record)
+            elif self._policy.poison is not Poison.DEAD_LETTER or (
+                record.attempt <= self._attempts_max
+            ):
+                # The policy changed meanwhile.
+                record.due_ms = now_ms
+                self._arrange(record, now_ms)
+            else:
+                self._actions.append(DeadLetter(offset, record.attempt - 1, record.reason))
+        self._actions += recounts.values()
+        for cause, records in owed.items():
+            self._settle_owed(records, cause)
+
+    # -- what follows ----------------------------------------------------------------------------
 
     def poll(self, now_ms: int) -> list[Action]:
         """Do what follows from all inputs so far and from the time; return the actions.
 
         Changes among the actions are to be journalled like those of `ack`.
         """
-        self._records.ring(now_ms)
-        skipped, sizes = self._schedule.skip(now_ms)
-        if skipped:
-            self._records.skip(skipped, sizes)
-        self._assign(now_ms)
-        self._tell_paused()
-        actions = self._actions[:]
-        del self._actions[:]
+        timeout_ms = self._timeout_ms
+        if self._alarms.dues_ms or (timeout_ms is not None and now_ms >= timeout_ms):
+            self._ring(now_ms)
+        if self._is_by_key:
+            skipped = self._schedule.skip(now_ms)
+            if skipped:
+                for record in skipped:
+                    if record.state is HELD:
+                        self._leave_queue(record)
+                self._settle_owed(skipped, Cause.SKIP)
+        if self._schedule.waiting or self._schedule.ready:
+            self._assign(now_ms)
+        if self._is_by_key or self._blocked or self._is_cursor_full or self._paused:
+            self._report_pause()
+        actions, self._actions = self._actions, []
         return actions
 
+    def _leave_queue(self, record: DeliveryRecord) -> None:
+        """Count a record as unacked that leaves the queue without a delivery."""
+        self._unacked += 1
+        self.unacked_bytes += record.size
+        self._drop_value(record)
+
+    def _window(self) -> tuple[int, int]:
+        """Return how many more messages and bytes may go out."""
+        limits = self._limits
+        messages = limits.max_unacked_messages - self._unacked
+        size_bytes = limits.max_unacked_bytes - self.unacked_bytes
+        if self._is_by_key and self._blocked:
+            # They stop their keys and nothing else.
+            messages += len(self._blocked)
+            size_bytes += self._blocked_bytes
+        return messages, size_bytes
+
+    def _assign(self, now_ms: int) -> None:
+        if not self._is_by_key and (self._blocked or self._returning):
+            # A blocked record stops everybody. What comes back from a consumer that left goes
+            # first and in order, so nothing goes before its attempts are durable.
+            return
+        schedule = self._schedule
+        if schedule.ready:
+            self._deliver_ready(now_ms)
+        while schedule.waiting and not (self._unacked and self._is_cursor_full):
+            messages, size_bytes = self._window()
+            hands, special = schedule.assign_new(
+                messages=messages,
+                size_bytes=size_bytes,
+                now_ms=now_ms,
+                attempts_max=self._attempts_max,
+            )
+            for member, records in hands:
+                self._unacked += len(records)
+                self._deliver(member, records, now_ms, is_new=True)
+            if special is None:
+                return
+            self._leave_queue(special)
+            if special.settling is not None:
+                special.state = READY
+            else:
+                self._arrange(special, now_ms)
+                self._ring(now_ms)
+            if self._blocked and not self._is_by_key:
+                return
+            # Its time may have come while it was held.
+            self._deliver_ready(now_ms)
+
+    def _deliver_ready(self, now_ms: int) -> None:
+        for member, records in self._schedule.assign_ready():
+            self._deliver(member, records, now_ms, is_new=False)
+
+    def _deliver(
+        self, member: Member, records: list[DeliveryRecord], now_ms: int, *, is_new: bool
+    ) -> None:
+        offsets: list[int] = []
+        attempts: list[int] = []
+        values: list[Any] = []
+        size_bytes, attempt_max = 0, 1
+        for record in records:
+            record.state, record.member = IN_FLIGHT, member
+            record.sent_ms, record.until_ms = now_ms, -1
+            offsets.append(record.offset)
+            attempts.append(record.attempt)
+            attempt_max = max(attempt_max, record.attempt)
+            values.append(record.value)
+            size_bytes += record.size
+            if record.value is not None:
+                self.held_bytes -= record.size
+                record.value = None
+        if is_new:
+            self.unacked_bytes += size_bytes
+        self._watch_timeouts(now_ms)
+        numbers = attempts if attempt_max > 1 else None
+        self._actions.append(Deliver(member.consumer_id, offsets, numbers, values))
+
     def status(self) -> Status:
-        """Say what the subscription is doing."""
-        records = self._records
+        """Return the state of the subscription."""
         active = self._schedule.active
         return Status(
             consumers=len(self._members),
             active_id=active.consumer_id if active else None,
             held=self._schedule.held,
-            unacked=len(records.places),
-            unacked_bytes=records.unacked_bytes,
-            acked_below=records.cursor.acked_below,
-            acked_above=records.cursor.acked_above,
-            cursor=records.cursor,
-            ranges=records.cursor.range_count,
-            blocked=len(records.blocked),
+            unacked=self._unacked,
+            unacked_bytes=self.unacked_bytes,
+            acked_below=self.cursor.acked_below,
+            acked_above=self.cursor.acked_above,
+            cursor=self.cursor,
+            ranges=self.cursor.range_count,
+            blocked=len(self._blocked),
             paused=self._why_paused(),
         )
 
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _window(self) -> tuple[int, int]:
-        """Return how many messages and bytes may go out besides those that are out."""
-        records, limits = self._records, self._limits
-        messages = limits.max_unacked_messages - len(records.places)
-        size_bytes = limits.max_unacked_bytes - records.unacked_bytes
-        schedule = self._schedule
-        if isinstance(schedule, KeyLines):
-            # They stop their keys and nothing else; what is read ahead of them has its own bound.
-            messages += len(records.blocked) + schedule.aside
-            size_bytes += records.blocked_bytes + schedule.aside_bytes
-        return messages, size_bytes
-
-    def _share_out(self) -> None:
-        """Reckon how many messages of the window are each consumer's."""
-        self._share = -(-self._limits.max_unacked_messages // max(1, len(self._members)))
-
-    def _is_stopped(self) -> bool:
-        """Whether a blocked record stops everybody."""
-        return bool(self._records.blocked) and not self._is_by_key
-
-    def _assign(self, now_ms: int) -> None:
-        records, schedule = self._records, self._schedule
-        if self._is_stopped():
-            return
-        # What comes back from a consumer that left goes first and in order, so nothing goes before
-        # its attempts are durable.
-        if records.returning and not self._is_by_key:
-            return
-        self._deliver_again(now_ms)
-        while not records.cursor.is_full or not records.places:
-            messages, size_bytes = self._window()
-            assignment = schedule.assign_new(
-                messages=messages, size_bytes=size_bytes, share=self._share
-            )
-            if not assignment.offsets and not assignment.dealt:
-                return
-            if assignment.is_special:
-                records.meet(assignment.offsets[0], assignment.sizes[0], now_ms=now_ms)
-                records.ring(now_ms)
-                if self._is_stopped():
-                    return
-                # Its time may have come while nobody met it.
-                self._deliver_again(now_ms)
-                continue
-            self._deliver_new(assignment, now_ms)
-
-    def _deliver_again(self, now_ms: int) -> None:
-        for consumer, offsets in self._schedule.assign_again():
-            self._deliver(consumer, offsets, now_ms)
-
-    def _deliver_new(self, assignment: Assignment, now_ms: int) -> None:
-        self._records.count(assignment.offsets, assignment.sizes)
-        for consumer, offsets in assignment.dealt:
-            self._deliver(consumer, offsets, now_ms)
-
-    def _deliver(self, consumer: Consumer, offsets: list[int], now_ms: int) -> None:
-        attempts = self._records.fly(consumer, offsets, now_ms)
-        self._actions.append(Deliver(consumer.consumer_id, offsets, attempts))
-
     def _why_paused(self) -> str | None:
         """Return why new records are not delivered although consumers have room."""
-        if self._is_stopped():
+        if self._is_by_key:
+            if not self.room:
+                return "waiting keys"
+        elif self._blocked:
             return "blocked"
-        if self._records.cursor.is_full:
-            return "ranges"
-        if self._is_by_key and not self.room:
-            return "waiting keys"
-        return None
+        return "ranges" if self._is_cursor_full else None
 
-    def _has_ample_room(self) -> bool:
-        """Whether so much room is back that what is at its limit will not be there again at once."""
-        free = RANGES_MAX - self._records.cursor.range_count
-        is_ample = free >= RANGES_MAX * ROOM_TO_RESUME
-        return is_ample and (
-            not self._is_by_key or self.room >= self._limits.held_max * ROOM_TO_RESUME
-        )
-
-    def _tell_paused(self) -> None:
+    def _report_pause(self) -> None:
         paused = self._why_paused()
-        # At the limit each ack makes room for one, which is taken at once: that is not told.
-        if paused is None and self._paused in LIMITS and not self._has_ample_room():
+        if paused == self._paused:
             return
-        if paused != self._paused:
-            kind = NoticeKind.PAUSED if paused else NoticeKind.RESUMED
-            self._actions.append(Notice(kind, reason=paused or self._paused or ""))
-            self._paused = paused
+        if paused is None and self._paused in LIMITS:
+            # At the limit each ack makes room for one record, which is taken at once.
+            free = RANGES_MAX - self.cursor.range_count
+            is_ample = free >= RANGES_MAX * ROOM_TO_RESUME
+            if self._is_by_key:
+                is_ample = is_ample and self.room >= self._limits.held_max * ROOM_TO_RESUME
+            if not is_ample:
+                return
+        kind = NoticeKind.PAUSED if paused else NoticeKind.RESUMED
+        self._actions.append(Notice(kind, reason=paused or self._paused or ""))
+        self._paused = paused
+
+
+def _count(change: Change, record: DeliveryRecord) -> None:
+    change.records.append(record)
+    change.offsets.append(record.offset)
+    change.attempts.append(record.attempt_next)
+    change.dues_ms.append(record.due_ms)

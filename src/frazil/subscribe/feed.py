@@ -1,44 +1,125 @@
-"""One topic as its subscriptions read it: live records at once, older ones in a worker thread.
+"""The records of one topic as its subscriptions read them.
 
-What was decoded is kept for the next subscription, within a budget that all topics share. So a
-record that many subscriptions follow is decoded once, and a subscription that is far behind reads
-for itself without holding up the others.
+Live records come from the memory of the publish: the journal hands them over when it writes them,
+and they are delivered after their publishers were answered. Subscriptions that lag read files and
+objects in worker threads. Decoded chunks are shared by all subscriptions, within a budget that all
+topics share.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from bisect import bisect_right, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from frazil.errors import FrazilError, NotFound, Unavailable
-from frazil.subscribe.record import Chunk, Record, chunk_of
+from frazil.schema import Message
+from frazil.schema.keys import column_id
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
+    import pyarrow as pa
+
     from frazil.log import Piece
+    from frazil.model import OffsetRange
     from frazil.topic import TopicRuntime
 
-__all__ = ["FeedCache", "Found", "TopicFeed"]
+__all__ = ["Chunk", "FeedCache", "Found", "Record", "TopicFeed", "key_of_row", "size_of"]
 
-Found = Chunk | FrazilError
-"""What came of a read."""
-
+RECORD_OVERHEAD_BYTES: Final = 256
+"""What a record takes in memory besides its payload, about."""
 READ_BYTES: Final = 512 << 10
 """How much a worker thread reads and decodes at once."""
 LIVE_BYTES: Final = 256 << 10
-"""How much is read and decoded at once on the loop, which has others to serve."""
+"""How much is read and decoded at once on the loop."""
 LIVE_RECORDS_MAX: Final = 2048
-"""New records beyond so many are read in a worker thread, like old ones."""
+"""A subscription that is further behind the head lags: it is read for in a worker thread."""
+NOTHING_WANTED: Final = -(1 << 62)
+HANDED_OVER_MAX: Final = 1024
+"""How many frames wait for the loop at most; later ones are read from the log."""
+
+
+class Record(msgspec.Struct, gc=False, eq=False):
+    """One record of a topic: `value` is a `Message`, or a row as a dict.
+
+    `body` caches the bytes that a transport made of it for the next subscription, `body_kind` says
+    which transport format they are.
+    """
+
+    offset: int
+    value: Any
+    time_us: int
+    size: int = 0
+    body: bytes = b""
+    body_kind: int = -1
+
+    def __repr__(self) -> str:
+        return f"Record({self.offset}, {self.value!r})"
+
+
+class Chunk:
+    """Records of `[offset, offset_next)` without those of gaps, in order; never changed."""
+
+    __slots__ = (
+        *("_key_columns", "_keys", "expired", "offset", "offset_next", "offsets"),
+        *("records", "size_bytes", "sizes"),
+    )
+
+    def __init__(
+        self,
+        offset: int,
+        offset_next: int,
+        records: list[Record],
+        sizes: list[int],
+        expired: Sequence[OffsetRange] = (),
+        key_columns: Sequence[tuple[int, Sequence[str]]] = (),
+    ) -> None:
+        self.offset = offset
+        self.offset_next = offset_next
+        self.expired = expired
+        self.records = records
+        self.offsets = [record.offset for record in records]
+        self.sizes = sizes
+        # Twice: a transport keeps the bytes that it made of a record with it.
+        self.size_bytes = 2 * sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
+        self._keys: list[str] | None = None
+        # How many records of rows have a key in which columns, in order.
+        self._key_columns = key_columns
+
+    def record(self, offset: int) -> Record | None:
+        """Return one record, None if there is none: `offset` is in a gap, or not in here."""
+        at = bisect_right(self.offsets, offset) - 1
+        return self.records[at] if at >= 0 and self.offsets[at] == offset else None
+
+    def expired_in(self, first: int, end: int) -> int:
+        """Return how many offsets of `[first, end)` expired by a full quota."""
+        spans = (min(gap.end, end) - max(gap.first, first) for gap in self.expired)
+        return sum(span for span in spans if span > 0)
+
+    @property
+    def keys(self) -> list[str]:
+        """The key of each record, for KeyShared."""
+        if self._keys is None:
+            names = [each for count, each in self._key_columns for _ in range(count)]
+            self._keys = (
+                [key_of_row(one.value, of) for one, of in zip(self.records, names, strict=True)]
+                if names
+                else [_key(record.value) for record in self.records]
+            )
+        return self._keys
 
 
 class FeedCache:
-    """Chunks of all feeds, the ones used last; the others are read again when they are needed."""
+    """Chunks of all feeds, the least recently used are dropped first."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -46,7 +127,7 @@ class FeedCache:
         self._chunks: OrderedDict[Chunk, TopicFeed] = OrderedDict()
 
     def add(self, chunk: Chunk, feed: TopicFeed) -> None:
-        """Take a chunk in, and let go of those used longest ago."""
+        """Add a chunk, and drop the least recently used ones beyond the budget."""
         self._chunks[chunk] = feed
         self.size_bytes += chunk.size_bytes
         while self.size_bytes > self.bytes_max and len(self._chunks) > 1:
@@ -59,13 +140,17 @@ class FeedCache:
         self._chunks.move_to_end(chunk)
 
     def drop(self, chunk: Chunk) -> None:
-        """Let go of a chunk of a feed that ends."""
+        """Drop a chunk of a feed that is closed."""
         if self._chunks.pop(chunk, None) is not None:
             self.size_bytes -= chunk.size_bytes
 
 
+Found = Chunk | FrazilError
+"""The result of a read."""
+
+
 class TopicFeed:
-    """The records of one topic. All methods belong to the loop's thread."""
+    """The records of one topic. All methods belong to the loop's thread, but `written`, `woken`."""
 
     def __init__(
         self,
@@ -82,17 +167,84 @@ class TopicFeed:
         self._chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
         self._reading: dict[int, list[Callable[[Found], None]]] = {}
-        self._followers: list[Callable[[], None]] = []
+        self._waiting: list[Callable[[], None]] = []
         self._is_closed = False
+        self._written: deque[tuple[int, int, Sequence[Any]]] = deque()
+        """Frames of the journal's thread: first offset, time, records."""
+        self._wanted = NOTHING_WANTED
+        """The highest offset that a subscription asked for."""
         # Before the look at what is there: nothing that comes in between may stay unnoticed.
-        runtime.state.followers += (self._tell,)
-        self.head = runtime.state.visible
-        """The offset behind the last record whose publisher has its answer."""
+        runtime.state.followers += (self,)
+        self.head = self._visible = runtime.state.visible
+        """The offset after the last record whose publisher was answered."""
         self.decoded = 0
-        """How many records were decoded; with n subscriptions at the head still one a record."""
+        """How many records were decoded; with n subscriptions at the head still one per record."""
+
+    # -- live records, on the journal's thread ---------------------------------------------------
+
+    def written(self, offset: int, time_us: int, records: Sequence[Any]) -> None:
+        """Take the messages of a frame that was written; they are not durable yet."""
+        if offset - self._wanted <= LIVE_RECORDS_MAX and len(self._written) < HANDED_OVER_MAX:
+            self._written.append((offset, time_us, records))
+
+    def woken(self) -> None:
+        """Pass news on to the loop; called after the publishers were answered."""
+        state, journal = self.runtime.state, self.runtime.log.journal
+        is_over = state.spec.deleted_us or journal.closed or journal.failed is not None
+        if state.visible == self._visible and not is_over:
+            # It was a control frame, such as an ack.
+            return
+        self._visible = state.visible
+        # The loop may be closed by then, and an error in the journal's thread is fatal.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._news, state.visible)
+
+    # -- live records, on the loop ---------------------------------------------------------------
+
+    def _news(self, head: int) -> None:
+        if head > self.head:
+            self.head = head
+        written = self._written
+        while written and written[0][0] < head:
+            self._take_live(head)
+        waiting, self._waiting = self._waiting, []
+        for wake in waiting:
+            wake()
+
+    def _take_live(self, head: int) -> None:
+        """Make a chunk of consecutive frames below the head."""
+        written = self._written
+        first = offset = written[0][0]
+        records: list[Record] = []
+        sizes: list[int] = []
+        while written and written[0][0] == offset < head:
+            _offset, time_us, values = written.popleft()
+            for value in values:
+                message = value
+                if type(value) is bytes:
+                    message = Message(value, None, None, time_us)
+                elif value.publish_time is None:
+                    message = msgspec.structs.replace(value, publish_time=time_us)
+                size = len(message.payload)
+                if message.key or message.producer_name or message.attributes:
+                    size = size_of(message)
+                records.append(Record(offset, message, time_us, size))
+                sizes.append(size)
+                offset += 1
+        if first - self._wanted <= LIVE_RECORDS_MAX and first not in self._chunks:
+            self._add(Chunk(first, offset, records, sizes))
+
+    def follow(self, wake: Callable[[], None], offset: int) -> None:
+        """Call `wake`, once, when there are records from `offset` on, or when the topic ends."""
+        self._wanted = max(self._wanted, offset)
+        self._waiting.append(wake)
+
+    # -- reading ---------------------------------------------------------------------------------
 
     def get(self, offset: int) -> Chunk | None:
         """Return the chunk that has `offset` if it is decoded, or new enough to be at hand."""
+        if offset > self._wanted:
+            self._wanted = offset
         at = bisect_right(self._starts, offset) - 1
         if at >= 0:
             chunk = self._chunks[self._starts[at]]
@@ -100,20 +252,20 @@ class TopicFeed:
                 self._cache.use(chunk)
                 return chunk
         if 0 < self.head - offset <= LIVE_RECORDS_MAX:
-            return self._read_live(offset)
+            return self._read_log(offset)
         return None
 
     async def fetch(self, offset: int) -> Record | None:
-        """Return one record from wherever it is, None if what was read says that there is none.
+        """Return one record from any tier, None if what was read says that there is none.
 
         Raises:
             NotFound: if it is not held any more, with `offset_first`.
-            FrazilError: what else keeps it from being read, for now perhaps.
+            FrazilError: another error that keeps it from being read, perhaps for now.
         """
         chunk = self.get(offset)
         if chunk is None:
             read: asyncio.Future[Found] = self._loop.create_future()
-            self.request(offset, partial(_hand_over, read))
+            self.request(offset, partial(_set_result, read))
             # Not asked for again: the next thing that was read may have taken its room already.
             found = await read
             if isinstance(found, FrazilError):
@@ -128,11 +280,11 @@ class TopicFeed:
         return chunk.record(offset)
 
     def request(self, offset: int, done: Callable[[Found], None]) -> None:
-        """Read from `offset` on in a worker thread, then call `done` with what was read.
+        """Read from `offset` on in a worker thread, then call `done` with the result.
 
-        `get` has it for a while. What was read is empty while records are on their way from one tier
-        to the next. Where something else was met `done` gets that: `NotFound` with `offset_first`
-        where nothing is held any more, `CorruptionError` with `offset_next` behind the damage.
+        `get` has it for a while. The result is empty while records move from one tier to the next.
+        Errors are results, too: `NotFound` with `offset_first` where nothing is held any more,
+        `CorruptionError` with `offset_next` after the damage.
         """
         waiting = self._reading.get(offset)
         if waiting is not None:
@@ -143,17 +295,13 @@ class TopicFeed:
         future.add_done_callback(partial(self._read_done, offset))
 
     def is_old(self, offset: int) -> bool:
-        """Tell whether there is so much from `offset` on that whoever reads there catches up."""
+        """Return whether a subscription that reads here lags."""
         return self.head - offset > LIVE_RECORDS_MAX
 
     def prefetch(self, offset: int) -> None:
-        """Begin to read from `offset` on, if that is not at hand: somebody will ask for it soon."""
+        """Begin to read from `offset` on, if that is not at hand."""
         if self.is_old(offset) and offset not in self._reading and offset not in self._chunks:
             self.request(offset, _ignore)
-
-    def follow(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, once, when there are more records, or when the topic ends."""
-        self._followers.append(wake)
 
     def end_error(self) -> FrazilError | None:
         """Return why nothing more will come, None while the topic lives."""
@@ -165,34 +313,33 @@ class TopicFeed:
         return None
 
     def forget(self, chunk: Chunk) -> None:
-        """Drop a chunk that the cache let go."""
+        """Drop a chunk that the cache dropped."""
         if self._chunks.pop(chunk.offset, None) is not None:
             self._starts.remove(chunk.offset)
-        # Subscriptions may keep records of it until they are acked, but not these bytes, too.
+        # Subscriptions may keep its records until they are delivered, but not these bytes, too.
         for record in chunk.records:
             record.body, record.body_kind = b"", -1
 
     def close(self) -> None:
-        """Let all go."""
+        """Drop everything."""
         self._is_closed = True
         state = self.runtime.state
-        state.followers = tuple(each for each in state.followers if each != self._tell)
+        state.followers = tuple(each for each in state.followers if each is not self)
         for chunk in self._chunks.values():
             self._cache.drop(chunk)
         self._chunks = {}
         self._starts = []
+        self._written.clear()
 
-    # -- reading ---------------------------------------------------------------------------------
-
-    def _read_live(self, offset: int) -> Chunk | None:
-        """Read what was just written, from the log alone: it is still in the machine's memory."""
+    def _read_log(self, offset: int) -> Chunk | None:
+        """Read recent records from the log alone: they are in the page cache."""
         source, topic = self.runtime.log.source, self.runtime.state.id
         if self.end_error() is not None:
             return None
         try:
             piece = source.read(topic, offset=offset, bytes_max=LIVE_BYTES)
         except FrazilError:
-            # It moved to the disk tier, or is damaged: the way round finds out.
+            # It moved to the disk tier, or is damaged: `request` finds out.
             return None
         if not piece.batches:
             return None
@@ -201,19 +348,17 @@ class TopicFeed:
         return chunk
 
     def _read(self, offset: int) -> Chunk:
-        """Read and decode in a worker thread, from wherever the records are."""
-        runtime = self.runtime
-        topic = runtime.state.id
+        """Read and decode in a worker thread, from any tier."""
         error = self.end_error()
         if error is not None:
             raise error
-        piece = runtime.history.read(topic, offset=offset, bytes_max=READ_BYTES)
+        runtime = self.runtime
+        piece = runtime.history.read(runtime.state.id, offset=offset, bytes_max=READ_BYTES)
         return self._decoded(piece, offset)
 
     def _decoded(self, piece: Piece, offset: int) -> Chunk:
-        runtime = self.runtime
-        key = runtime.state.spec.primary_key
-        return chunk_of(piece, offset=offset, is_message=runtime.is_message, primary_key=key)
+        key = self.runtime.state.spec.primary_key
+        return chunk_of(piece, offset=offset, is_message=self.runtime.is_message, primary_key=key)
 
     def _read_done(self, offset: int, future: asyncio.Future[Chunk]) -> None:
         waiting = self._reading.pop(offset)
@@ -242,24 +387,95 @@ class TopicFeed:
         self._chunks[chunk.offset] = chunk
         self._cache.add(chunk, self)
 
-    def _tell(self) -> None:
-        """Pass news on to the loop; the journal's thread calls it behind the acks of what is new."""
-        # The loop may be closed by then, and for the journal's thread an error is the end.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._news, self.runtime.state.visible)
 
-    def _news(self, head: int) -> None:
-        self.head = max(self.head, head)
-        followers, self._followers = self._followers, []
-        for wake in followers:
-            wake()
+def chunk_of(
+    piece: Piece, *, offset: int, is_message: bool, primary_key: Sequence[int] = ()
+) -> Chunk:
+    """Decode what was read from `offset` on; `primary_key` are the column ids of a keyed topic."""
+    batches = piece.batches
+    records: list[Record] = []
+    sizes: list[int] = []
+    key_columns: list[tuple[int, Sequence[str]]] = []
+    for batch in batches:
+        values: list[Any]
+        if is_message:
+            values = _messages(batch.data)
+            own = list(map(size_of, values))
+        else:
+            values = batch.records()
+            own = [batch.data.nbytes // max(batch.count, 1)] * batch.count
+            if primary_key:
+                key_columns.append((batch.count, _names(batch.data.schema, primary_key)))
+        sizes += own
+        times = [time_us for count, time_us in batch.times for _ in range(count)]
+        records += map(Record, range(batch.offset, batch.offset_next), values, times, own)
+    gaps = [*piece.gaps, *(gap for batch in batches for gap in batch.gaps)]
+    expired = [gap for gap in gaps if "expired" in gap.reason]
+    return Chunk(offset, piece.offset_next, records, sizes, expired, key_columns)
 
 
-def _hand_over(read: asyncio.Future[Found], found: Found) -> None:
-    """Give what was read to whoever waits for it, if somebody still does."""
+def size_of(message: Message) -> int:
+    """Return about how many bytes a message has: payload, key, names and attributes."""
+    size = len(message.payload)
+    if message.key:
+        size += len(message.key)
+    if message.producer_name:
+        size += len(message.producer_name)
+    if message.attributes:
+        size += sum(len(name) + len(value) + 64 for name, value in message.attributes.items())
+    return size
+
+
+def key_of_row(row: Mapping[str, object], names: Sequence[str]) -> str:
+    """Return a row's primary key as text: its value, or a JSON list of several."""
+    if len(names) == 1:
+        return _text(row[names[0]])
+    return msgspec.json.encode([_text(row[name]) for name in names]).decode()
+
+
+def _messages(data: pa.RecordBatch) -> list[Any]:
+    """Return the messages of a batch; columns of nulls, which most are, cost nothing."""
+    count = data.num_rows
+    nothing = [None] * count
+    columns: list[list[Any]] = []
+    for number, column in enumerate(data.columns[:8]):
+        if column.null_count == count:
+            columns.append(nothing)
+        elif number == 3:
+            columns.append(column.cast("int64").to_pylist())
+        elif number == 2:
+            columns.append([None if one is None else dict(one) for one in column.to_pylist()])
+        else:
+            columns.append(column.to_pylist())
+    return list(map(Message, *columns))
+
+
+def _key(value: Any) -> str:
+    return (value.key or value.producer_name or "") if type(value) is Message else ""
+
+
+def _names(schema: pa.Schema, column_ids: Sequence[int]) -> list[str]:
+    """Return the names of columns in a batch: rows have the names of their time."""
+    names = {column_id(field): field.name for field in schema}
+    return [names[each] for each in column_ids]
+
+
+def _text(value: object) -> str:
+    if type(value) is str:
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, (dt.date, dt.time)):
+        return value.isoformat()
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _set_result(read: asyncio.Future[Found], found: Found) -> None:
     if not read.done():
         read.set_result(found)
 
 
 def _ignore(_found: Found) -> None:
-    """Leave it to whoever asks for the same records."""
+    """Leave it in the cache."""

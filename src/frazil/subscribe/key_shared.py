@@ -1,348 +1,312 @@
-"""The schedule of KeyShared: a line for each key, one record of a key out at a time.
+"""KeyShared dispatch: one queue per key, one record of a key in flight at a time.
 
 Order per key needs nothing else: the next record of a key leaves when the one before it is durably
-settled, whoever owned the key then and whoever owns it now.
+settled, whichever consumer owned the key then and owns it now.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from frazil.subscribe.key_owners import KeyOwners
-from frazil.subscribe.orphans import Orphans
-from frazil.subscribe.places import Consumer, Places, State
-from frazil.subscribe.schedule import NOTHING, Assignment
+from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
 
 if TYPE_CHECKING:
-    from frazil.log import Cursor
+    from frazil.subscribe.fifo import Hands
     from frazil.subscribe.policy import Limits
-    from frazil.subscribe.ring import Dealt
 
-__all__ = ["KeyLines"]
+__all__ = ["KeyOwners", "KeySharedDispatcher", "key_filter"]
+
+HELD, IN_FLIGHT, READY, PASSED = State.HELD, State.IN_FLIGHT, State.READY, State.PASSED
 
 
-class KeyLines:
-    """Records wait in lines by key; the head of a line waits at the key's owner.
+class KeySharedDispatcher:
+    """Deal the first record of each key to the key's owner.
 
-    A key that nobody accepts is an orphan. It is skipped, but not while a consumer that left
-    less than `skip_grace_ms` ago would accept it, nor so soon after the first consumer came:
-    consumers come back one by one.
-
-    What was delivered and not seen may be set aside: it waits for its key's owner as if it had
-    never been delivered, but before all else of its key, and it is no part of the window.
+    A key that no attached consumer's filter matches is skipped `skip_grace_ms` after the last
+    consumer attached or left: consumers that reconnect one by one do not lose each other's records.
     """
 
-    def __init__(
-        self,
-        places: Places,
-        sizes: dict[int, int],
-        *,
-        cursor: Cursor,
-        limits: Limits,
-    ) -> None:
-        self._cursor = cursor
-        self._places = places
-        self._sizes = sizes
+    def __init__(self, records: dict[int, DeliveryRecord], limits: Limits) -> None:
+        self._records = records
         self._owners = KeyOwners(limits.keys_max)
-        self._members: dict[str, Consumer] = {}
-        self._keys: dict[int, str] = {}
-        self._lines: dict[str, deque[int]] = {}
-        self._held: dict[int, int] = {}
-        self._out: dict[str, int] = {}
-        self._orphans = Orphans(limits.skip_grace_ms)
-        self._retry_ms = limits.retry_ms
-        self._aside: dict[int, int] = {}
-        self.aside_bytes = 0
-        self.special: set[int] = set()
-
-    @property
-    def held(self) -> int:
+        self._members: dict[str, Member] = {}
+        self.ready = True
+        """There may always be something to deliver again."""
+        self.waiting: dict[str, deque[DeliveryRecord]] = {}
+        """The unsettled records of each key, the one in flight first."""
+        self.held = 0
         """How many records were read and not yet delivered."""
-        return len(self._held)
+        self._unmatched: dict[str, None] = {}
+        """Keys with records that no attached consumer accepts."""
+        self._skip_ms = 0
+        """Unmatched keys are not skipped before this time."""
+        self._grace_ms = limits.skip_grace_ms
+        self._retry_ms = limits.retry_ms
 
     @property
-    def aside(self) -> int:
-        """How many records are set aside, or were and are being acked."""
-        return len(self._aside)
-
-    @property
-    def active(self) -> Consumer | None:
+    def active(self) -> Member | None:
         """None: all consumers are equal."""
         return None
 
     def room(self, *, held_max: int, unacked: int) -> int:
-        """Return how many more records may be read.
+        """Return how many more records may be fed.
 
-        Records held because of their keys are gaps of the cursor. Together with what is unacked
+        Records held because of their keys are gaps of the cursor. Together with the unacked ones
         they are bounded, so the cursor's ranges are, too.
         """
-        return held_max - len(self._held) - unacked
+        return held_max - self.held - unacked
 
-    def join(self, consumer: Consumer, now_ms: int) -> None:
-        """Let a consumer take part: in keys that have no owner."""
-        if not self._members:
-            self._orphans.begin(now_ms)
-        self._members[consumer.name] = consumer
-        for key in self._orphans.adopt(consumer.accepts):
-            # Nobody else accepts it.
-            self._owners.choose(key, (consumer,), self._members)
+    def join(self, member: Member, now_ms: int) -> None:
+        """Add a consumer; it gets keys that have no owner."""
+        self._members[member.name] = member
+        self._skip_ms = now_ms + self._grace_ms
+        for key in [key for key in self._unmatched if member.accepts(key)]:
+            del self._unmatched[key]
             self._offer(key)
 
-    def keep_owners(self, before: KeyLines) -> None:
-        """Have the same owners of keys as the schedule in whose place this one comes."""
-        self._owners = before._owners
+    def leave(self, member: Member, now_ms: int) -> None:
+        """Remove a consumer: keys with records to deliver move to others."""
+        del self._members[member.name]
+        self._skip_ms = now_ms + self._grace_ms
+        self._offer_again(member)
 
-    def leave(self, consumer: Consumer, now_ms: int) -> None:
-        """Let a consumer take part no more: keys with records to deliver move to others."""
-        del self._members[consumer.name]
-        if not self._members:
-            self._orphans.end()
-        self._offer_waiting(consumer, now_ms)
-
-    def replace(self, old: Consumer, new: Consumer, now_ms: int) -> None:
+    def replace(self, old: Member, new: Member, now_ms: int) -> None:
         """Let a consumer take the place of another of the same name: its keys stay."""
         self.join(new, now_ms)
-        self._offer_waiting(old, now_ms)
+        self._offer_again(old)
 
-    def _offer_waiting(self, consumer: Consumer, now_ms: int) -> None:
-        """Offer again what waited for a consumer that is gone."""
-        if self._members:
-            self._orphans.claim(consumer.accepts, now_ms)
-        waiting = (*consumer.again, *consumer.fresh)
-        consumer.again, consumer.fresh = [], []
-        for offset in sorted(waiting):
-            key = self._keys.get(offset)
-            if key is not None:
-                self._offer(key)
+    def _offer_again(self, member: Member) -> None:
+        """Offer the records that were queued for a consumer that is gone."""
+        waiting = sorted({*member.ready, *member.new})
+        member.ready, member.new = [], []
+        for offset in waiting:
+            record = self._records.get(offset)
+            if record is not None:
+                self._offer(record.key)
 
-    def feed(self, offsets: Sequence[int], sizes: Sequence[int], keys: Sequence[str]) -> None:
+    def keep_owners(self, before: KeySharedDispatcher) -> None:
+        """Take the owners of keys from the dispatcher that this one replaces."""
+        self._owners = before._owners
+
+    def feed(self, records: Sequence[DeliveryRecord]) -> None:
         """Take records in, with higher offsets than all before."""
-        lines, held, out = self._lines, self._held, self._out
-        for offset, size, key in zip(offsets, sizes, keys, strict=True):
-            self._keys[offset] = key
-            held[offset] = size
-            line = lines.get(key)
-            if line is not None:
-                line.append(offset)
-                continue
-            lines[key] = deque((offset,))
-            if key not in out:
-                self._offer(key)
+        queues = self.waiting
+        self.held += len(records)
+        for record in records:
+            queue = queues.get(record.key)
+            if queue is None:
+                queues[record.key] = deque((record,))
+                self._offer(record.key)
+            else:
+                queue.append(record)
 
-    def again(self, offset: int) -> None:
-        """Take in a record whose place is `State.READY`, for another delivery."""
-        self._offer(self._keys[offset])
+    def again(self, record: DeliveryRecord) -> None:
+        """Queue a READY record for another delivery."""
+        self._offer(record.key)
 
-    def set_aside(self, offset: int) -> None:
-        """Let a record that its consumer has not seen wait as if it had not been delivered."""
-        self._aside[offset] = self._sizes[offset]
-        self.aside_bytes += self._sizes[offset]
+    def settled(self, records: Sequence[DeliveryRecord]) -> None:
+        """Offer the next record of each settled record's key."""
+        for record in records:
+            # One settled out of its turn goes when it is first of its key.
+            queue = self.waiting.get(record.key)
+            if queue is not None and queue[0] is record:
+                self.held -= record.state is PASSED
+                queue.popleft()
+                while queue and queue[0].state is PASSED:
+                    queue.popleft()
+                    self.held -= 1
+                if queue:
+                    self._offer(record.key)
+                else:
+                    del self.waiting[record.key]
+                    self._unmatched.pop(record.key, None)
 
-    def _take_aside(self, offset: int) -> int:
-        size = self._aside.pop(offset, 0)
-        self.aside_bytes -= size
-        return size
-
-    def settle(self, offsets: Sequence[int]) -> None:
-        """Forget records that are durably settled; the next of their keys may leave."""
-        keys, out, lines = self._keys, self._out, self._lines
-        for offset in offsets:
-            # One that is settled while it is held is special: it goes when it is its turn.
-            if offset in self._held:
-                continue
-            key = keys.pop(offset, None)
-            if self._aside:
-                self._take_aside(offset)
-            if key is not None and out.get(key) == offset:
-                del out[key]
-                if key in lines:
-                    self._offer(key)
-
-    def assign_again(self) -> Dealt:
-        """Deal out records for another delivery, lowest offset first.
-
-        They are part of the window already: whether their owner has its share makes no difference.
-        """
-        dealt = []
-        # A key that moved may have left an entry with its old owner.
-        taken: set[int] = set(self._aside)
-        for consumer in self._members.values():
-            hand: list[int] = []
-            while consumer.again and consumer.has_room:
-                offset = heapq.heappop(consumer.again)
-                if self._places.get(offset) is State.READY and offset not in taken:
-                    taken.add(offset)
-                    hand.append(offset)
-                    consumer.messages -= 1
-                    consumer.size_bytes -= self._sizes[offset]
+    def assign_ready(self) -> Hands:
+        """Deal out READY records, lowest offset first for each consumer."""
+        hands: Hands = []
+        for member in self._members.values():
+            hand: list[DeliveryRecord] = []
+            while member.ready and member.messages > 0 and member.size_bytes > 0:
+                record = self._records.get(heapq.heappop(member.ready))
+                if record is not None and record.state is READY and record.settling is None:
+                    record.state = IN_FLIGHT
+                    member.messages -= 1
+                    member.size_bytes -= record.size
+                    hand.append(record)
             if hand:
-                dealt.append((consumer, hand))
-        return dealt
+                hands.append((member, hand))
+        return hands
 
-    def assign_new(self, *, messages: int, size_bytes: int, share: int) -> Assignment:
-        """Deal out the heads of the lines, lowest offset first.
+    def assign_new(
+        self, *, messages: int, size_bytes: int, now_ms: int, attempts_max: int
+    ) -> tuple[Hands, DeliveryRecord | None]:
+        """Deal out the first records of the keys, lowest offset first, within the window.
 
-        Those that have their share wait for the others: then they may have what is left.
+        The second value is the next record if it cannot simply be delivered, as for FIFO.
         """
-        if messages <= 0 or size_bytes <= 0:
-            return NOTHING
-        deal = _Deal(self._members, share)
-        taken: list[tuple[int, int]] = []
-        while deal.count < messages and size_bytes > 0:
-            if not deal.heads and not deal.begin_rest():
-                break
-            offset = deal.heads[0][0]
-            if not self._is_next(offset):
-                deal.drop()
-            elif offset in self.special:
-                if deal.count:
+        hands: dict[Member, list[DeliveryRecord]] = {}
+        # A heap of consumers by the lowest offset that is queued for them.
+        heads = [
+            (member.new[0], at, member)
+            for at, member in enumerate(self._members.values())
+            if member.new and member.messages > 0 and member.size_bytes > 0
+        ]
+        heapq.heapify(heads)
+        special = None
+        while heads and messages > 0 and size_bytes > 0:
+            offset, at, member = heads[0]
+            heapq.heappop(member.new)
+            record = self._records.get(offset)
+            if record is not None and self._is_next(record):
+                self.held -= 1
+                if record.settling is not None or (
+                    record.attempt > 1 and (record.due_ms > now_ms or record.attempt > attempts_max)
+                ):
+                    special = record
                     break
-                self.special.discard(offset)
-                deal.drop()
-                return Assignment([], [offset], [self._take(offset)], is_special=True)
+                record.state = IN_FLIGHT
+                messages -= 1
+                size_bytes -= record.size
+                member.messages -= 1
+                member.size_bytes -= record.size
+                hands.setdefault(member, []).append(record)
+            if member.new and member.messages > 0 and member.size_bytes > 0:
+                heapq.heapreplace(heads, (member.new[0], at, member))
             else:
-                is_held = offset in self._held
-                size = self._take(offset)
-                size_bytes -= size
-                deal.give(size)
-                if is_held:
-                    taken.append((offset, size))
-        offsets, sizes = [offset for offset, _ in taken], [size for _, size in taken]
-        return Assignment(deal.dealt(), offsets, sizes, is_special=False)
+                heapq.heappop(heads)
+        return list(hands.items()), special
 
-    def skip(self, now_ms: int) -> tuple[list[int], list[int]]:
-        """Take out the records of keys that nobody accepts, nor did until lately."""
-        offsets: list[int] = []
-        sizes: list[int] = []
-        for key in self._orphans.take_due(now_ms):
-            if any(offset in self._places for offset in self._lines.get(key, ())):
-                # One of them is being acked: that is to be known first.
-                self._orphans.add(key, from_ms=now_ms + self._retry_ms)
-            else:
-                self._skip_key(key, offsets, sizes)
-        return offsets, sizes
+    def _is_next(self, record: DeliveryRecord) -> bool:
+        """Whether a queued offset is still the first of its key and not delivered."""
+        return record.state is HELD and self.waiting[record.key][0] is record
 
-    def _skip_key(self, key: str, offsets: list[int], sizes: list[int]) -> None:
-        line, out = self._lines.get(key, ()), self._out.get(key)
-        if out is not None:
-            if self._places.get(out) is not State.READY:
-                return
-            offsets.append(out)
-            sizes.append(self._sizes[out])
-        self._lines.pop(key, None)
-        self.special.difference_update(line)
-        for offset in line:
-            size = self._held.pop(offset)
-            if offset in self._cursor:
-                del self._keys[offset]
+    def skip(self, now_ms: int) -> list[DeliveryRecord]:
+        """Return the records of unmatched keys that are to be settled without a delivery."""
+        if not self._unmatched or not self._members or now_ms < self._skip_ms:
+            return []
+        skipped: list[DeliveryRecord] = []
+        for key in list(self._unmatched):
+            queue = self.waiting[key]
+            if any(record.settling is not None for record in queue):
+                # The result of that ack must be known first.
+                self._skip_ms = now_ms + self._retry_ms
                 continue
-            offsets.append(offset)
-            sizes.append(size)
-            # Out until that is durable, so that no later record of the key goes before.
-            self._out[key] = offset
+            del self._unmatched[key]
+            unsettled = [record for record in queue if record.state is not PASSED]
+            self.held -= sum(record.state is not READY for record in queue)
+            skipped += unsettled
+            # The last one keeps later records of the key waiting until the skip is durable.
+            self.waiting[key] = deque(unsettled[-1:])
+        return skipped
 
     def due_ms(self) -> int | None:
         """Return when there may be something to skip."""
-        return self._orphans.due_ms()
-
-    def has_idle(self, share: int) -> bool:
-        """Whether somebody has room, less than its share, and nothing that waits for it."""
-        return any(
-            each.has_room and each.out < share and not each.fresh and not each.again
-            for each in self._members.values()
-        )
+        return self._skip_ms if self._unmatched and self._members else None
 
     def _offer(self, key: str) -> None:
-        """Put what is next of a key, if anything, before its owner."""
-        out, line = self._out.get(key), self._lines.get(key)
-        if out is not None:
-            if self._places.get(out) is not State.READY:
-                return
-        elif not line:
+        """Queue the first record of a key for the key's owner, unless it is in flight."""
+        queue = self.waiting.get(key)
+        if queue is None:
+            return
+        record = queue[0]
+        if record.state is not HELD and record.state is not READY:
             return
         owner = self._owners.find(key, self._members)
         if owner is None:
-            self._orphans.add(key)
-        elif out is not None:
-            heapq.heappush(owner.fresh if out in self._aside else owner.again, out)
-        elif line:
-            heapq.heappush(owner.fresh, line[0])
-
-    def _is_next(self, offset: int) -> bool:
-        """Whether an entry is still true: first of its key, and nothing of the key is out.
-
-        Or it was set aside, and was not acked since.
-        """
-        if offset not in self._held:
-            return offset in self._aside and self._places.get(offset) is State.READY
-        key = self._keys[offset]
-        return key not in self._out and self._lines[key][0] == offset
-
-    def _take(self, offset: int) -> int:
-        """Take out the head of a line, or what was set aside; return its size."""
-        if offset in self._aside:
-            return self._take_aside(offset)
-        key = self._keys[offset]
-        line = self._lines[key]
-        line.popleft()
-        if not line:
-            del self._lines[key]
-        self._out[key] = offset
-        return self._held.pop(offset)
-
-
-class _Deal:
-    """Consumers with records that wait for them: who is next, and who has its share."""
-
-    def __init__(self, members: dict[str, Consumer], share: int) -> None:
-        self._share = share
-        self._hands: dict[Consumer, list[int]] = {}
-        self.count = 0
-        self.heads: list[tuple[int, int, Consumer]] = []
-        """A heap of those that have less than their share, by the offset that waits."""
-        self.sated: list[tuple[int, int, Consumer]] = []
-        """The others; a heap as soon as they have their turn."""
-        self._is_rest = len(members) == 1
-        for at, each in enumerate(members.values()):
-            if each.fresh and each.has_room:
-                is_sated = each.out >= share and not self._is_rest
-                (self.sated if is_sated else self.heads).append((each.fresh[0], at, each))
-        heapq.heapify(self.heads)
-
-    def is_sated(self, consumer: Consumer) -> bool:
-        """Whether a consumer has its share, with what it is given now."""
-        return consumer.out + len(self._hands.get(consumer, ())) >= self._share
-
-    def begin_rest(self) -> bool:
-        """Let those have their turn that have their share; False if there are none."""
-        self.heads, self.sated, self._is_rest = self.sated, [], True
-        heapq.heapify(self.heads)
-        return bool(self.heads)
-
-    def give(self, size: int) -> None:
-        """Give what is next to the consumer it waits for."""
-        offset, _, consumer = self.heads[0]
-        consumer.messages -= 1
-        consumer.size_bytes -= size
-        self._hands.setdefault(consumer, []).append(offset)
-        self.count += 1
-        self.drop()
-
-    def drop(self) -> None:
-        """Go on behind what is next."""
-        _, at, consumer = self.heads[0]
-        heapq.heappop(consumer.fresh)
-        if not consumer.fresh or not consumer.has_room:
-            heapq.heappop(self.heads)
-        elif self._is_rest or not self.is_sated(consumer):
-            heapq.heapreplace(self.heads, (consumer.fresh[0], at, consumer))
+            self._unmatched[key] = None
         else:
-            heapq.heappop(self.heads)
-            self.sated.append((consumer.fresh[0], at, consumer))
+            self._unmatched.pop(key, None)
+            heapq.heappush(owner.new if record.state is HELD else owner.ready, record.offset)
 
-    def dealt(self) -> Dealt:
-        """Return what each got."""
-        return list(self._hands.items())
+
+class KeyOwners:
+    """The consumer of each key, by name, so that a consumer that returns has its keys.
+
+    A key seen for the first time goes to the eligible consumer that has fewest. A key moves only
+    when its owner is gone or does not accept it. At most `keys_max` keys are remembered; further
+    keys belong to a consumer by hash.
+    """
+
+    __slots__ = ("_counts", "_keys_max", "_owners")
+
+    def __init__(self, keys_max: int) -> None:
+        self._keys_max = keys_max
+        self._owners: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def find(self, key: str, members: dict[str, Member]) -> Member | None:
+        """Return the attached consumer that gets the key, None if no one accepts it."""
+        name = self._owners.get(key)
+        if name is not None:
+            owner = members.get(name)
+            if owner is not None and owner.accepts(key):
+                return owner
+        eligible = [each for each in members.values() if each.accepts(key)]
+        if not eligible:
+            return None
+        if name is None and len(self._owners) >= self._keys_max:
+            self._forget_absent(members)
+            if len(self._owners) >= self._keys_max:
+                return _by_hash(key, eligible)
+        counts = self._counts
+        chosen = min(eligible, key=lambda each: counts.get(each.name, 0))
+        if name is not None:
+            counts[name] -= 1
+            if not counts[name]:
+                del counts[name]
+        self._owners[key] = chosen.name
+        counts[chosen.name] = counts.get(chosen.name, 0) + 1
+        return chosen
+
+    def _forget_absent(self, members: dict[str, Member]) -> None:
+        gone = self._counts.keys() - members.keys()
+        if gone:
+            self._owners = {key: name for key, name in self._owners.items() if name not in gone}
+            for name in gone:
+                del self._counts[name]
+
+
+def _by_hash(key: str, eligible: Sequence[Member]) -> Member:
+    """Choose by the highest hash of key and name: few keys move when consumers change."""
+    data = key.encode("utf-8", "surrogatepass")
+
+    def weight(member: Member) -> tuple[bytes, str]:
+        mixed = b"%d:%b%b" % (len(data), data, member.name.encode("utf-8", "surrogatepass"))
+        return hashlib.blake2b(mixed, digest_size=8).digest(), member.name
+
+    return max(eligible, key=weight)
+
+
+def key_filter(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return a function that matches keys with patterns of `*` and `?`; no pattern matches all."""
+    texts = [_as_regular_expression(pattern) for pattern in patterns]
+    if not texts:
+        return _accept_all
+    matches = re.compile("|".join(texts), re.DOTALL).fullmatch
+    return lambda key: matches(key) is not None
+
+
+def _as_regular_expression(pattern: str) -> str:
+    head, *rest = pattern.split("*")
+    if not rest:
+        return _literal(head)
+    # Each part matches where it is found first and nowhere else (an atomic group): no pattern
+    # makes the match of a long key take exponential time.
+    middle = "".join(f"(?>.*?{_literal(part)})" for part in rest[:-1] if part)
+    return f"{_literal(head)}{middle}.*{_literal(rest[-1])}"
+
+
+def _literal(part: str) -> str:
+    return "".join("." if sign == "?" else re.escape(sign) for sign in part)
+
+
+def _accept_all(_key: str) -> bool:
+    return True

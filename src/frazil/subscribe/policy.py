@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
 
 import attrs
 
 from frazil.errors import InvalidRequest
 from frazil.log import RANGES_MAX
+from frazil.model import full_topic_name
 
-__all__ = ["Backoff", "FailurePolicy", "Limits", "Poison", "SubscriptionType"]
+__all__ = [
+    "Backoff",
+    "FailurePolicy",
+    "Limits",
+    "Poison",
+    "SubscriptionType",
+    "kind_of",
+    "policy_facts",
+    "policy_of",
+    "type_name_of",
+]
 
-_DOUBLINGS_MAX = 63
+E = TypeVar("E", bound=enum.IntEnum)
+_DOUBLINGS_MAX: Final = 63
 
 
 class SubscriptionType(enum.IntEnum):
@@ -44,8 +58,8 @@ class FailurePolicy:
 
     A delivery fails by a nack, when no ack comes within `ack_timeout_ms` (0: it may take for
     ever), or when the consumer's stream ends. A record is delivered `1 + max_redelivery_count`
-    times; when the last of them failed, `poison` says what happens. The end of a stream is no
-    reason to drop a record or to block: its last delivery is repeated then.
+    times; when the last of them failed, `poison` says what happens. The end of a stream never is
+    the last failure: the last delivery is repeated then.
     """
 
     max_redelivery_count: int = 5
@@ -87,9 +101,8 @@ class Limits:
 
     `max_unacked_*` bound what was delivered and is not durably acked; `held_max` bounds what was
     read and not yet delivered. A byte limit lets the record through that crosses it, so that a
-    record larger than the limit is delivered, alone. `skip_grace_ms` is how long keys wait for a
-    consumer that wants them, `blame_grace_ms` for how long at least clients must have gone with a
-    record in hand before it is to blame.
+    record larger than the limit is delivered, alone. Keys that no consumer's filter matches are
+    skipped `skip_grace_ms` after the last consumer attached or left.
     """
 
     max_unacked_messages: int = 10
@@ -97,7 +110,6 @@ class Limits:
     held_max: int = RANGES_MAX
     keys_max: int = 100_000
     skip_grace_ms: int = 10_000
-    blame_grace_ms: int = 60_000
     retry_ms: int = 1_000
 
     def __attrs_post_init__(self) -> None:
@@ -113,3 +125,77 @@ class Limits:
                 raise InvalidRequest(f"{name} must be positive", value=getattr(self, name))
         if self.held_max > RANGES_MAX:
             raise InvalidRequest("held_max is too large", value=self.held_max, maximum=RANGES_MAX)
+
+
+_NAMES: Final = tuple(each.name for each in attrs.fields(FailurePolicy))
+
+
+def kind_of(given: object) -> SubscriptionType:
+    """Return a type of subscription by its name: exclusive, shared, failover or key_shared.
+
+    Raises:
+        InvalidRequest: if there is no such type.
+    """
+    return _named(SubscriptionType, given, "type")
+
+
+def type_name_of(kind: SubscriptionType) -> str:
+    """Return the name of a type."""
+    return kind.name.lower()
+
+
+def policy_of(
+    given: FailurePolicy | Mapping[str, Any], *, before: FailurePolicy | None = None
+) -> FailurePolicy:
+    """Return a policy; of a mapping, `before` with the named fields changed.
+
+    Its dead-letter topic has its full name.
+
+    Raises:
+        InvalidRequest: if a field is unknown or its value cannot be used.
+    """
+    if isinstance(given, FailurePolicy):
+        return attrs.evolve(given, **{name: _value(name, getattr(given, name)) for name in _NAMES})
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("a policy is a FailurePolicy or a mapping", got=type(given).__name__)
+    unknown = sorted(set(given) - set(_NAMES), key=str)
+    if unknown:
+        raise InvalidRequest("unknown field of a policy", field=unknown[0], known=", ".join(_NAMES))
+    return attrs.evolve(
+        FailurePolicy() if before is None else before,
+        **{name: _value(name, value) for name, value in given.items()},
+    )
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "backoff":
+        return _named(Backoff, value, name)
+    if name == "poison":
+        return _named(Poison, value, name)
+    if name == "dead_letter_topic":
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequest("dead_letter_topic must be a topic's name")
+        return full_topic_name(value) if value else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidRequest("a policy has whole numbers", field=name, got=value)
+    return value
+
+
+def _named(cls: type[E], given: object, what: str) -> E:
+    if isinstance(given, cls):
+        return given
+    found = cls.__members__.get(given.upper().replace("-", "_")) if type(given) is str else None
+    if found is None:
+        names = ", ".join(each.lower() for each in cls.__members__)
+        raise InvalidRequest(f"{what} must be one of {names}", got=given)
+    return found
+
+
+def policy_facts(policy: FailurePolicy) -> dict[str, Any]:
+    """Return a policy ready for JSON, as `policy_of` takes it."""
+    found = attrs.asdict(policy)
+    return {
+        **found,
+        "backoff": policy.backoff.name.lower(),
+        "poison": policy.poison.name.lower(),
+    }

@@ -7,6 +7,7 @@ parts of a partitioned topic have the identity of the whole, and with it one set
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -15,17 +16,34 @@ import attrs
 import msgspec
 
 from frazil.errors import CorruptionError, InvalidRequest, Overloaded
-from frazil.model import topic_uid
+from frazil.model import full_topic_name, topic_uid
 from frazil.struct_types import learnt
 from frazil.subscribe.policy import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
-from frazil.topic import StateTag
+from frazil.topic import NotStored, StateTag, has_namespace_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from frazil.topic import Instance
+    from frazil.subscribe.deliveries import Deliveries
+    from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["DURATION_MS_MAX", "Stored", "SubscriptionSettings"]
+__all__ = [
+    "DURATION_MS_MAX",
+    "UNRELIABLE",
+    "UNRELIABLE_MAKING",
+    "Stored",
+    "SubscriptionSettings",
+    "change_settings",
+    "check_dead_letter_namespace",
+    "check_dead_letters",
+    "check_stored",
+    "is_stored",
+]
+
+UNRELIABLE: Final = "unreliable/"
+"""Prefix of a topic's id: the key of the value that marks a topic as unreliable."""
+UNRELIABLE_MAKING: Final = "unreliable-making/"
+"""Prefix of the name of a topic that is being made unreliable; only a crash leaves it."""
 
 DURATION_MS_MAX: Final = 366 * 24 * 3600 * 1000
 """No time-out and no delay of a policy is longer: a year, which no timer has trouble with."""
@@ -237,3 +255,109 @@ def _decode(key: str, value: bytes) -> Stored:
 def _policy(values: Mapping[str, Any]) -> FailurePolicy:
     enums = {"backoff": Backoff(values["backoff"]), "poison": Poison(values["poison"])}
     return FailurePolicy(**{**values, **enums})
+
+
+def check_dead_letters(
+    engine: Instance, runtimes: Sequence[TopicRuntime], policy: FailurePolicy | None
+) -> None:
+    """Refuse a policy whose dead letters could not be written.
+
+    Raises:
+        InvalidRequest: if the topic has rows, or the target is the topic itself, has rows, is
+            partitioned, stores nothing, or would be in a namespace that does not exist.
+    """
+    if policy is None or policy.dead_letter_topic is None:
+        return
+    target = full_topic_name(policy.dead_letter_topic)
+    own = {runtime.name for runtime in runtimes}
+    if target in own or any(each.removesuffix(f"-part-{at}") == target for at, each in _parts(own)):
+        raise InvalidRequest(
+            "a topic cannot take the dead letters of its own subscriptions",
+            dead_letter_topic=target,
+        )
+    if not runtimes[0].is_message:
+        raise InvalidRequest(
+            "rows have no dead letters, a dead_letter_topic takes messages; block or drop them",
+            topic=runtimes[0].name,
+        )
+    check_dead_letter_namespace(engine, target)
+    if any(
+        topic.spec.name == target and topic.spec.partitions and not topic.spec.deleted_us
+        for topic in tuple(engine.log.journal.state.topics.values())
+    ):
+        raise InvalidRequest(
+            "the dead_letter_topic is partitioned, name one of its parts or another topic",
+            dead_letter_topic=target,
+        )
+    found = {runtime.name: runtime for runtime in engine.runtimes}.get(target)
+    if found is not None and not found.is_message:
+        raise InvalidRequest(
+            "the dead_letter_topic takes rows, not messages", dead_letter_topic=target
+        )
+    if found is not None and not is_stored(engine, found):
+        raise InvalidRequest(
+            "the dead_letter_topic stores nothing, name one that is reliable",
+            dead_letter_topic=target,
+        )
+
+
+def check_dead_letter_namespace(engine: Instance, topic: str) -> None:
+    """Refuse a topic of dead letters that could only be made together with a namespace.
+
+    Raises:
+        InvalidRequest: if its namespace does not exist.
+    """
+    if not has_namespace_for(engine, topic):
+        raise InvalidRequest(
+            "the namespace of the dead_letter_topic does not exist, make it first, or the topic",
+            dead_letter_topic=topic,
+        )
+
+
+def check_stored(engine: Instance, runtimes: Sequence[TopicRuntime]) -> None:
+    """Refuse what would be kept about a topic that stores nothing.
+
+    Raises:
+        InvalidRequest: if it is one.
+    """
+    for runtime in runtimes:
+        if not is_stored(engine, runtime):
+            refusal = NotStored(runtime.name)
+            raise refusal()
+
+
+def is_stored(engine: Instance, runtime: TopicRuntime) -> bool:
+    """Tell whether a topic's records are kept: a broker's topic may only pass them on.
+
+    That never changes in a topic's life. For any thread; it never waits.
+    """
+    values = engine.log.journal.state.values
+    spec = runtime.state.spec
+    name = runtime.name.rpartition("-part-")[0] if spec.part_of else runtime.name
+    # In this order: the name goes only after the id has come.
+    return (StateTag.POLICY, UNRELIABLE_MAKING + name) not in values and (
+        StateTag.POLICY,
+        UNRELIABLE + topic_uid(spec),
+    ) not in values
+
+
+def _parts(names: set[str]) -> list[tuple[str, str]]:
+    return [(name.rpartition("-part-")[2], name) for name in names]
+
+
+async def change_settings(
+    deliveries: Deliveries,
+    settings: SubscriptionSettings,
+    runtimes: Sequence[TopicRuntime],
+    name: str,
+    changes: Mapping[str, Any],
+) -> None:
+    """Change what counts for a subscription of a topic, all of its parts; durable on return.
+
+    Raises:
+        InvalidRequest: if a value is out of range.
+    """
+    uid = topic_uid(runtimes[0].state.spec)
+    await asyncio.to_thread(settings.change, uid, name, **changes)
+    for runtime in runtimes:
+        deliveries.configure(runtime.name, name)

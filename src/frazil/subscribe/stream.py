@@ -1,31 +1,63 @@
-"""A subscription in a program: deliveries to iterate over, each with its ack."""
+"""Subscriptions in a program: deliveries to iterate over, each with its ack.
+
+Records come on the loop's thread and wait in an `Inbox`, a bounded number of them; taking them makes
+room for more. A delivery is the program's until it is acked, given back or over: its time was up,
+its stream was closed, or the subscription was reset. A delivery that is over has no effect, and one
+that the program has not taken by then is removed from the inbox.
+"""
 
 from __future__ import annotations
 
+import datetime as dt
+import sys
 import threading
 import weakref
+from collections import OrderedDict
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import msgspec
 
-from frazil.errors import Closed, InvalidRequest
-from frazil.subscribe.administration import change_settings
-from frazil.subscribe.inbox import Delivery, Inbox, Part
+from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest
+from frazil.schema import Message
 from frazil.subscribe.policy import FailurePolicy, SubscriptionType
+from frazil.subscribe.settings import DURATION_MS_MAX, change_settings
 from frazil.topic import Start
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
     from typing import Self
 
     from frazil.subscribe.deliveries import Deliveries
+    from frazil.subscribe.feed import Record
     from frazil.subscribe.runtime import Subscribing
+    from frazil.subscribe.subscription import Subscription
     from frazil.topic import TopicRuntime
 
-__all__ = ["Request", "Stream", "ack_all", "attach", "checked_wait", "detach", "let_go"]
+    Answer = Callable[[FrazilError | None], None]
+
+__all__ = [
+    "Delivery",
+    "Inbox",
+    "Part",
+    "Request",
+    "Stream",
+    "ack_all",
+    "attach",
+    "checked_wait",
+    "detach",
+    "let_go",
+]
+
+_IDS: Final = count(1 << 53)
+"""Ids of consumers in a program: those of the wire are smaller."""
+_NESTED: Final = frozenset((dict, list, tuple))
+"""What a value of a row is that has others in it."""
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +73,491 @@ class Request:
     policy: FailurePolicy | None
     prefetch: int
     prefetch_bytes: int
+
+
+class Delivery:
+    """One record that is this consumer's to process, until it is acked or its time is over.
+
+    `value` is a `Message`, or a row as a dict; `attempt` is 1 for the first delivery; `part` is the
+    number of the part that has the record, -1 for a topic that is not partitioned.
+    """
+
+    __slots__ = ("attempt", "end", "epoch", "offset", "size_bytes", "source", "time_us", "value")
+
+    def __init__(self, source: Part, record: Record, attempt: int, epoch: int) -> None:
+        self.source = source
+        self.offset = record.offset
+        self.attempt = attempt
+        self.epoch = epoch
+        self.end: End | None = None
+        self.time_us = record.time_us
+        self.value: Any = _own(record.value)
+        self.size_bytes = _size(self.value)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r}, {self.offset}, attempt={self.attempt})"
+
+    @property
+    def topic(self) -> str:
+        """Return the full name of the topic; of a partitioned one, of the part."""
+        return self.source.runtime.name
+
+    @property
+    def subscription(self) -> str:
+        """Return the name of the subscription."""
+        return self.source.name_of_subscription
+
+    @property
+    def part(self) -> int:
+        """Return the number of the part."""
+        return self.source.runtime.state.spec.part_index
+
+    @property
+    def time(self) -> dt.datetime:
+        """Return when the record was appended."""
+        return _EPOCH + dt.timedelta(microseconds=self.time_us)
+
+    def ack(self) -> None:
+        """Settle the record: it is not delivered again. Durable on return; twice is fine.
+
+        Raises:
+            Conflict: if the delivery is over: its time was up, it was given back, its stream was
+                closed, or the subscription was reset. The record comes again, to whom it may.
+            NotFound: if the topic or the subscription is gone.
+            Unavailable: if the disk failed; whether it is settled is not known then.
+            Closed: if the engine is closed.
+        """
+        self.source.ack([self]).result()
+
+    def nack(self, *, delay_s: float = 0, reason: str = "") -> None:
+        """Give the record back: it is delivered again, or handled as the failure policy says.
+
+        The next delivery waits for the policy's delay, or for `delay_s` if that is longer. Durable
+        on return; twice is fine. Raises as `ack` does, and
+
+        Raises:
+            InvalidRequest: if the delay is negative.
+        """
+        self.source.nack(self, delay_s, reason).result()
+
+    def extend(self, seconds: float) -> None:
+        """Let the ack take so long from now on, if the policy's time for it would end before.
+
+        A crash forgets it, as it does the delivery. Raises as `ack` does, and
+
+        Raises:
+            InvalidRequest: if it is no time.
+        """
+        self.source.extend(self, seconds).result()
+
+
+class End:
+    """How deliveries end, while that is on its way to the journal and when it is durable."""
+
+    __slots__ = ("deliveries", "is_ack", "waiting")
+
+    def __init__(self, *, is_ack: bool) -> None:
+        self.is_ack = is_ack
+        self.deliveries: list[Delivery] = []
+        self.waiting: list[Answer] | None = []
+        """Who waits for it, None when it is durable."""
+
+    def add_all(self, deliveries: list[Delivery]) -> None:
+        """Let deliveries end so."""
+        self.deliveries += deliveries
+        for each in deliveries:
+            each.end = self
+
+    def written(self, error: FrazilError | None) -> None:
+        """Take note that it is durable, or that it was refused: then it may be tried again."""
+        waiting, self.waiting = self.waiting or [], None
+        if error is not None:
+            for each in self.deliveries:
+                each.end = None
+        self.deliveries = []
+        for done in waiting:
+            done(error)
+
+
+class Inbox:
+    """Deliveries that wait for the program. The loop's thread puts, any thread takes.
+
+    `on_news` is called without a lock, on the loop's thread, when there is something to take.
+    """
+
+    def __init__(self, on_news: Callable[[], None] | None = None) -> None:
+        self._waiting: OrderedDict[tuple[int, int], Delivery] = OrderedDict()
+        self._changed = threading.Condition()
+        self._on_news = on_news
+        self._error: FrazilError | None = None
+        self._is_closed = False
+
+    def put(self, part: Part, deliveries: Sequence[Delivery]) -> None:
+        """Take deliveries in, in their order."""
+        with self._changed:
+            for each in deliveries:
+                self._waiting[part.consumer_id, each.offset] = each
+                part.count(each, 1)
+            # Each is for a thread of its own: who is woken takes one and works on it.
+            self._changed.notify(len(deliveries))
+        self._tell()
+
+    def take_out(self, part: Part, offsets: Sequence[int] | None) -> list[int]:
+        """Take out what waits of a part, or what of these does; return the offsets."""
+        if not self._waiting:
+            return []
+        with self._changed:
+            if offsets is None:
+                offsets = [offset for of, offset in self._waiting if of == part.consumer_id]
+            found = []
+            for offset in offsets:
+                delivery = self._waiting.pop((part.consumer_id, offset), None)
+                if delivery is not None:
+                    part.count(delivery, -1)
+                    found.append(offset)
+            return found
+
+    def end(self, error: FrazilError) -> None:
+        """Have everybody who takes see an error from now on."""
+        with self._changed:
+            if self._error is None:
+                self._error = error
+            self._changed.notify_all()
+        self._tell()
+
+    def close(self) -> None:
+        """End without an error."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._tell()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closed
+
+    def take(self) -> Delivery | None:
+        """Return the next delivery, None if there is none now.
+
+        Raises:
+            FrazilError: why there will be no more.
+        """
+        with self._changed:
+            return self._next()
+
+    def wait(self, timeout_s: float | None) -> Delivery | None:
+        """Return the next delivery as soon as there is one, None if it was closed or time is up.
+
+        Raises:
+            FrazilError: why there will be no more.
+        """
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait_for(self._has_news, timeout_s)
+            return self._next()
+
+    def _has_news(self) -> bool:
+        return bool(self._waiting) or self._is_closed or self._error is not None
+
+    def _next(self) -> Delivery | None:
+        if self._is_closed:
+            return None
+        if self._error is not None:
+            # A new one each time: several threads may meet it.
+            raise type(self._error)(self._error.message, **self._error.details)
+        if not self._waiting:
+            return None
+        _key, found = self._waiting.popitem(last=False)
+        found.source.hand_out(found)
+        return found
+
+    def _tell(self) -> None:
+        if self._on_news is not None:
+            self._on_news()
+
+
+class Part:
+    """One topic, or one part, of what a program subscribed to: a consumer of its subscription."""
+
+    def __init__(
+        self,
+        runtime: TopicRuntime,
+        request: Request,
+        inbox: Inbox,
+        subscribing: Subscribing,
+        *,
+        kind: type[Delivery],
+        share: int,
+    ) -> None:
+        self.consumer_id = next(_IDS)
+        self.name = request.consumer
+        self.name_of_subscription = request.name
+        self.runtime = runtime
+        self.subscription: Subscription | None = None
+        self._inbox = inbox
+        self._subscribing = subscribing
+        self._kind = kind
+        self._messages_max = max(1, request.prefetch // share)
+        self._bytes_max = max(1, request.prefetch_bytes // share)
+        self._taken = 0
+        self._waiting = 0
+        self._waiting_bytes = 0
+        self._monotonic = runtime.clock.monotonic
+        self._taken_s: dict[int, float] = {}
+        """When the program took what it has, by offset."""
+
+    # -- in the loop's thread --------------------------------------------------------------------
+
+    def deliver(self, records: list[Record], attempts: list[int] | None) -> None:
+        """Take records from the subscription."""
+        assert self.subscription is not None
+        kind, epoch = self._kind, self.subscription.epoch
+        numbers = [1] * len(records) if attempts is None else attempts
+        pairs = zip(records, numbers, strict=True)
+        self._inbox.put(self, [kind(self, each, number, epoch) for each, number in pairs])
+
+    def give_up(self, offsets: Sequence[int] | None) -> list[int]:
+        """Let go of what the program has not taken, of these or of all; return it."""
+        unseen = self._inbox.take_out(self, offsets)
+        if unseen:
+            self.refill()
+        return unseen
+
+    def revoked(self, offsets: Sequence[int] | None) -> None:
+        """Let go of what is not this consumer's any more."""
+        forget = self._taken_s.pop
+        if offsets is None:
+            self._taken_s.clear()
+            self.give_up(None)
+            return
+        # Most of them the program took: those do not wait any more.
+        unseen = [offset for offset in offsets if forget(offset, None) is None]
+        if unseen:
+            self.give_up(unseen)
+
+    def held_ms(self, offset: int) -> int | None:
+        """Return for how long the program has had a record, None if it did not take it yet."""
+        taken_s = self._taken_s.get(offset)
+        return None if taken_s is None else int((self._monotonic() - taken_s) * 1000)
+
+    def displaced(self) -> None:
+        """End: another consumer of the same name came."""
+        self._inbox.end(
+            Conflict(
+                "another consumer of the same name took the place of this one",
+                topic=self.runtime.name,
+                subscription=self.name_of_subscription,
+                consumer=self.name,
+            )
+        )
+
+    def ended(self, error: FrazilError) -> None:
+        """End: the subscription, its topic or the engine is gone."""
+        self._inbox.end(_in_own_words(error))
+
+    def refill(self) -> None:
+        """Ask for as much as there is room for."""
+        if self.subscription is None:
+            return
+        self.subscription.ready(
+            self,
+            messages=max(0, self._messages_max - self._waiting),
+            size_bytes=max(0, self._bytes_max - self._waiting_bytes),
+        )
+
+    def _stale(self, delivery: Delivery) -> FrazilError | None:
+        """Return why a delivery has no effect any more, None if it has."""
+        subscription = self.subscription
+        assert subscription is not None
+        if subscription.end_error is not None:
+            return subscription.end_error
+        if self._all_stand([delivery]):
+            return None
+        return Conflict(
+            "the delivery is over and has no effect; the record is settled or comes again",
+            topic=self.runtime.name,
+            subscription=self.name_of_subscription,
+            offset=delivery.offset,
+            attempt=delivery.attempt,
+        )
+
+    def _ack(self, deliveries: list[Delivery], done: Answer) -> None:
+        subscription = self.subscription
+        assert subscription is not None
+        if subscription.postpone(partial(self._ack, deliveries, done)):
+            return
+        own, ends, refusal = End(is_ack=True), set[End](), None
+        if self._all_stand(deliveries):
+            own.add_all(deliveries)
+        else:
+            for each in deliveries:
+                if each.end is not None and each.end.is_ack:
+                    # The same once more; it is answered with the first.
+                    ends.add(each.end)
+                elif (stale := self._stale(each)) is None:
+                    own.add_all([each])
+                else:
+                    refusal = refusal or stale
+        if own.deliveries:
+            ends.add(own)
+            subscription.ack_with([each.offset for each in own.deliveries], own, _written)
+        _answer_after(ends, refusal, done)
+
+    def _all_stand(self, deliveries: list[Delivery]) -> bool:
+        """Tell whether all deliveries, which differ, have an effect, as mostly they do."""
+        subscription = self.subscription
+        assert subscription is not None
+        offsets = [each.offset for each in deliveries]
+        epoch = subscription.epoch
+        return (
+            subscription.end_error is None
+            and len(set(offsets)) == len(offsets)
+            and all([each.end is None and each.epoch == epoch for each in deliveries])  # noqa: C419 - quicker
+            and subscription.all_stand(self, offsets, [each.attempt for each in deliveries])
+        )
+
+    def _nack(self, delivery: Delivery, done: Answer, delay_ms: int, reason: str) -> None:
+        subscription = self.subscription
+        assert subscription is not None
+        if subscription.postpone(partial(self._nack, delivery, done, delay_ms, reason)):
+            return
+        end, refusal = delivery.end, None
+        if end is None or end.is_ack:
+            end, refusal = End(is_ack=False), self._stale(delivery)
+            if refusal is None:
+                end.add_all([delivery])
+                subscription.nack(delivery.offset, end.written, delay_ms=delay_ms, reason=reason)
+        _answer_after({end} if refusal is None else set(), refusal, done)
+
+    def _extend(self, delivery: Delivery, done: Answer, time_ms: int) -> None:
+        subscription = self.subscription
+        assert subscription is not None
+        if subscription.postpone(partial(self._extend, delivery, done, time_ms)):
+            return
+        refusal = self._stale(delivery)
+        if refusal is None:
+            subscription.prolong(delivery.offset, time_ms=time_ms)
+        done(refusal)
+
+    # -- in any thread ---------------------------------------------------------------------------
+
+    def count(self, delivery: Delivery, number: int) -> None:
+        """Count what waits in the inbox, under its lock."""
+        self._waiting += number
+        self._waiting_bytes += number * delivery.size_bytes
+
+    def hand_out(self, delivery: Delivery) -> None:
+        """Note when the program takes a delivery, under the inbox's lock: its time runs from here."""
+        self._waiting -= 1
+        self._waiting_bytes -= delivery.size_bytes
+        self._taken_s[delivery.offset] = self._monotonic()
+
+    def took(self) -> None:
+        """Note that the program took one; ask for more in time."""
+        self._taken += 1
+        if self._taken * 2 >= self._messages_max or not self._waiting:
+            self._taken = 0
+            self._subscribing.give(self.refill)
+
+    def ack(self, deliveries: list[Delivery]) -> Future[None]:
+        """Settle records; the future is done when all are durable, or with why some were not."""
+        answer, done = _answer()
+        self._subscribing.give(self._ack, deliveries, done)
+        return answer
+
+    def nack(self, delivery: Delivery, delay_s: float, reason: str) -> Future[None]:
+        """Give a record back; the future is done when that is durable."""
+        delay_ms = _milliseconds(delay_s, "delay_s")
+        answer, done = _answer()
+        self._subscribing.give(self._nack, delivery, done, delay_ms, reason)
+        return answer
+
+    def extend(self, delivery: Delivery, seconds: float) -> Future[None]:
+        """Let an ack take longer; the future is done when that counts."""
+        time_ms = _milliseconds(seconds, "seconds")
+        answer, done = _answer()
+        self._subscribing.give(self._extend, delivery, done, time_ms)
+        return answer
+
+
+def _written(ends: list[End], error: FrazilError | None) -> None:
+    """Answer what was acked in one turn."""
+    for each in ends:
+        each.written(error)
+
+
+def _answer_after(ends: set[End], refusal: FrazilError | None, done: Answer) -> None:
+    """Answer a call when what it says is durable: with a refusal if some of it was refused."""
+    waiting = [each.waiting for each in ends if each.waiting is not None]
+    left, failed = len(waiting), refusal
+    if not left:
+        done(failed)
+        return
+
+    def settled(error: FrazilError | None) -> None:
+        nonlocal left, failed
+        left -= 1
+        failed = failed or error
+        if not left:
+            done(failed)
+
+    for each in waiting:
+        each.append(settled)
+
+
+def _answer() -> tuple[Future[None], Answer]:
+    answer: Future[None] = Future()
+    # Whoever waits for it under asyncio may be cancelled; the answer comes all the same.
+    answer.set_running_or_notify_cancel()
+
+    def done(error: FrazilError | None) -> None:
+        if error is None:
+            answer.set_result(None)
+        else:
+            answer.set_exception(_in_own_words(error))
+
+    return answer, done
+
+
+def _milliseconds(given: object, name: str) -> int:
+    if not isinstance(given, (int, float)) or isinstance(given, bool) or not given >= 0:
+        raise InvalidRequest(f"{name} must be seconds from 0 on", **{name: given})
+    return int(min(given, DURATION_MS_MAX) * 1000)
+
+
+def _in_own_words(error: FrazilError) -> FrazilError:
+    """Return an error in the words of a program, which knows an engine and no broker."""
+    is_plain = isinstance(error, Closed) and not error.details
+    return Closed("the engine is closed") if is_plain else error
+
+
+def _own(value: Any) -> Any:
+    """Return a record's value for one program alone.
+
+    Records are shared with other subscriptions, who must not see what a program does to its own.
+    """
+    if type(value) is Message:
+        attributes = value.attributes
+        return msgspec.structs.replace(value, attributes=dict(attributes)) if attributes else value
+    own = dict(value)
+    if not _NESTED.isdisjoint(map(type, own.values())):
+        own = {name: _copied(each) for name, each in own.items()}
+    return own
+
+
+def _copied(value: Any) -> Any:
+    """Return a value of a row with lists, structs and maps of its own."""
+    kind = type(value)
+    if kind is dict:
+        return {name: _copied(each) for name, each in value.items()}
+    return kind(map(_copied, value)) if kind in _NESTED else value
+
+
+def _size(value: Any) -> int:
+    if type(value) is Message:
+        return len(value.payload)
+    return sum(map(sys.getsizeof, value.values()))
 
 
 class Stream:
@@ -194,7 +711,7 @@ async def detach(parts: Sequence[Part]) -> None:
     """End the part that consumers take; what they have not acked goes to others."""
     for part in parts:
         if part.subscription is not None:
-            part.subscription.detach(part, is_lost=False)
+            part.subscription.detach(part)
 
 
 def let_go(subscribing: Subscribing, parts: Sequence[Part]) -> None:
@@ -202,6 +719,6 @@ def let_go(subscribing: Subscribing, parts: Sequence[Part]) -> None:
     try:
         for part in parts:
             if part.subscription is not None:
-                subscribing.give(partial(part.subscription.detach, part, is_lost=False))
+                subscribing.give(part.subscription.detach, part)
     except Closed:
         return

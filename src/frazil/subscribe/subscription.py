@@ -1,189 +1,337 @@
 """One subscription at work: feeds its dispatch, writes to consumers, journals acks and attempts.
 
-Everything that comes in is collected; once a turn of the loop `_run` does what follows from it.
-Records are kept from their reading to their first delivery at most; later they are looked up again,
-so that the memory of a subscription grows neither with what is unacked nor with what waits.
+Calls are collected, and `_run` handles them once a turn of the loop. Records are kept from their
+reading to their first delivery; later deliveries read them again, so that the memory of a
+subscription grows neither with unacked nor with waiting records.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import attrs
 
 from frazil.errors import Closed, FrazilError, NotFound
-from frazil.subscribe.actions import Action, Change, DeadLetter, Deliver, Notice, NoticeKind
-from frazil.subscribe.answers import Answer, Waiting, answer_each
-from frazil.subscribe.attached import Attached, AttachedConsumers
-from frazil.subscribe.burials import Burials, not_held
-from frazil.subscribe.calls import Calls
-from frazil.subscribe.consumer import Consumer, Counts
 from frazil.subscribe.cursors import HOLD_PREFIX
-from frazil.subscribe.held import Held
-from frazil.subscribe.notices import Seldom, tell_notice
+from frazil.subscribe.dead_letters import PendingDeadLetters, not_held
+from frazil.subscribe.delivery_state import (
+    Action,
+    Change,
+    DeadLetter,
+    Deliver,
+    Notice,
+    NoticeKind,
+)
 from frazil.subscribe.outbox import Outbox
 from frazil.subscribe.policy import FailurePolicy, Limits, SubscriptionType
-from frazil.subscribe.timer import Timer
-from frazil.telemetry import warn
+from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from frazil.subscribe.dead_letters import DeadLetters
+    from frazil.subscribe.cursors import CursorWriter
+    from frazil.subscribe.dead_letters import DeadLetterPublisher
     from frazil.subscribe.dispatch import Dispatch, Status
-    from frazil.subscribe.feed import Found, TopicFeed
-    from frazil.subscribe.journalling import Journalling
-    from frazil.subscribe.pace import Pace
-    from frazil.subscribe.record import Record
-    from frazil.subscribe.reserve import Reserve
+    from frazil.subscribe.feed import Found, Record, TopicFeed
 
-__all__ = ["Consumer", "Subscription"]
+__all__ = ["Answer", "AnswerAll", "Consumer", "Counts", "Keeper", "Subscription", "answer_each"]
 
 FEED_RECORDS_MAX: Final = 512
-PACED_RECORDS_MAX: Final = 32
-"""Of one that catches up while much is published."""
+LAGGING_RECORDS_MAX: Final = 128
+"""How many records a lagging subscription takes per turn: publishers share the loop with it."""
 HELD_BYTES_MAX: Final = 8 << 20
-"""KeyShared reads ahead of keys that wait; so much of that is kept, the rest is read again."""
+"""KeyShared reads past keys that wait; values beyond this size are dropped and read again."""
 TURNS_MAX: Final = 2
 """How often one subscription reads on before others have their turn."""
 RETRY_S: Final = 1.0
+MOVING_RETRY_S: Final = 0.05
+"""When to look again for records that are moving from one tier to the next."""
+BAD_NOTICES: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED, NoticeKind.PAUSED})
+
+Answer = Callable[[FrazilError | None], None]
+"""Called once: with None when the call is durable, else with the error."""
+AnswerAll = Callable[[list[Any], FrazilError | None], None]
+"""Called once for calls that were made together: those calls, then as `Answer`."""
+Calls = list[tuple[AnswerAll, list[Any]]]
 
 
-class Subscription(Calls):
+class Consumer(Protocol):
+    """One stream of a transport. Called on the loop's thread."""
+
+    consumer_id: int
+    name: str
+
+    def deliver(self, records: list[Record], attempts: list[int] | None) -> None:
+        """Write records, in this order; `attempts` are their deliveries' numbers, None: all 1."""
+
+    def displaced(self) -> None:
+        """End: another stream of the same consumer took the place."""
+
+    def ended(self, error: FrazilError) -> None:
+        """End: the subscription or its topic is gone."""
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A consumer that keeps deliveries until a program takes them; called as `Consumer` is."""
+
+    def give_up(self, offsets: Sequence[int] | None) -> list[int]:
+        """Drop those of some records, None: of all, that the program has not taken; return them."""
+
+    def revoked(self, offsets: Sequence[int] | None) -> None:
+        """Drop records that are not this consumer's any more, None: all."""
+
+    def held_ms(self, offset: int) -> int | None:
+        """Return for how long the program has had a record, None if it did not take it yet."""
+
+
+class Counts:
+    """Counters of a subscription since it was opened.
+
+    `missed` are records that expired by a full quota before they were delivered.
+    """
+
+    __slots__ = (
+        *("acked", "dead_letters", "delivered", "dropped"),
+        *("missed", "nacked", "redelivered"),
+    )
+
+    def __init__(self) -> None:
+        self.delivered = self.redelivered = 0
+        self.acked = self.nacked = 0
+        self.dead_letters = self.dropped = self.missed = 0
+
+
+class Attached:
+    """A consumer that takes part, and how much it asked for."""
+
+    __slots__ = ("consumer", "filters", "keeper", "messages", "outbox", "size_bytes")
+
+    def __init__(self, consumer: Consumer, filters: Sequence[str], outbox: Outbox) -> None:
+        self.consumer = consumer
+        self.keeper = consumer if isinstance(consumer, Keeper) else None
+        self.filters = filters
+        self.outbox = outbox
+        self.messages = self.size_bytes = 0
+
+
+def answer_each(dones: list[Answer], error: FrazilError | None) -> None:
+    """Answer calls that each have a callback of their own."""
+    for done in dones:
+        done(error)
+
+
+class Subscription:
     """One subscription of one topic. All methods belong to the loop's thread."""
 
     def __init__(
         self,
         name: str,
         feed: TopicFeed,
-        journalling: Journalling,
-        dead_letters: DeadLetters,
+        cursor_writer: CursorWriter,
+        dead_letters: DeadLetterPublisher,
         *,
         dispatch: Dispatch,
-        reserve: Reserve,
         policy: FailurePolicy,
         loop: asyncio.AbstractEventLoop,
-        pace: Pace,
     ) -> None:
-        super().__init__(loop)
-        self._pace = pace
-        self.reserve = reserve
         self.name = name
+        self.topic = feed.runtime.name
+        self.kind = dispatch.kind
         self.feed = feed
         self.policy = policy
-        self._journalling = journalling
+        self.counts = Counts()
+        self.epoch = 0
+        """Grows with each reset: deliveries from before are over."""
+        self.end_error: FrazilError | None = None
+        self._cursor_writer = cursor_writer
         self._dispatch = dispatch
         self._loop = loop
-        self._attached = AttachedConsumers()
-        self._held = Held(is_counted=dispatch.kind is SubscriptionType.KEY_SHARED)
-        self._burials = Burials(self, dead_letters, loop)
-        self._timer = Timer(loop, self._schedule)
+        self._time = loop.time
+        self._attached: dict[int, Attached] = {}
+        """In the order in which dispatch has them."""
+        self._has_keepers = False
+        self._dead_letters = PendingDeadLetters(self, dead_letters, loop)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms: int | None = None
         self._is_scheduled = False
         self._is_reading = False
         """Also while it waits for the time to read on."""
         self._is_following = False
         self._damage: FrazilError | None = None
         self._unread: tuple[int, FrazilError] | None = None
-        """A record that must be read again, and what keeps it from that."""
-        self._seldom = Seldom(loop.time)
-        self.counts = Counts()
-        self.epoch = 0
-        """Grows when it is put somewhere else: what was delivered before is over."""
+        """A record that must be read again, and the error of the last try."""
+        self._warned: dict[str, str] = {}
+        """The last warning of each kind: a retry that fails the same way is not logged again."""
+        self._acks: list[int] = []
+        self._ack_calls: dict[AnswerAll, list[Any]] = {}
+        """Calls that wait for the acks of this turn."""
+        self._repeats: list[tuple[Change, Calls]] = []
+        """Calls that wait for changes of earlier calls."""
+        self._under_way = 0
+        """How many changes the journal has not answered."""
+        self._quiet: list[asyncio.Future[None]] = []
+        self._is_resting = False
+        """While the cursor is being reset nothing is delivered."""
+        self._postponed: list[Callable[[], None]] = []
+        """Calls that came while it was resting."""
 
     def __repr__(self) -> str:
         return f"Subscription({self.topic!r}, {self.name!r})"
 
     @property
-    def topic(self) -> str:
-        """Return the full name of the topic."""
-        return self.feed.runtime.name
-
-    @property
-    def kind(self) -> SubscriptionType:
-        """Return the type."""
-        return self._dispatch.kind
-
-    @property
     def consumers(self) -> list[Consumer]:
         """Return the attached consumers."""
-        return [each.consumer for each in self._attached]
+        return [each.consumer for each in self._attached.values()]
 
     @property
     def damage(self) -> FrazilError | None:
-        """Return what keeps it from reading on, None while all is well."""
+        """Return the error that stops its reading, None if it reads."""
         return self._damage or (self._unread[1] if self._unread else None)
 
     def status(self) -> Status:
-        """Say what it is doing, and why it is not, if it is not."""
+        """Return its state, with the reason if it is paused."""
         status = self._dispatch.status()
         if status.paused is None:
             if self.damage is not None:
                 return attrs.evolve(status, paused="cannot read")
-            if self._burials.error is not None:
+            if self._dead_letters.error is not None:
                 return attrs.evolve(status, paused="dead letters")
-            if self.reserve.error is not None and self._dispatch.is_hungry:
-                return attrs.evolve(status, paused="journal")
         return status
 
     # -- consumers -------------------------------------------------------------------------------
 
     def attach(self, consumer: Consumer, filters: Sequence[str] = ()) -> None:
-        """Let a consumer take part; it gets nothing before `ready`.
-
-        One of the same id or name is displaced.
+        """Add a consumer; it gets nothing before `ready`. One of the same id or name is displaced.
 
         Raises:
             Conflict: the subscription is Exclusive and has another consumer.
-            FrazilError: what ended the subscription.
+            FrazilError: the error that ended the subscription.
         """
         if self.end_error is not None:
             raise self.end_error
-        if self._dispatch.admits(consumer.name):
-            for other in self._attached.displaced_by(consumer):
-                other.give_up_unseen(self._dispatch)
-        self._dispatch.attach(
-            consumer.consumer_id, name=consumer.name, filters=filters, now_ms=self._now_ms()
-        )
-        outbox = Outbox(consumer, self.feed, self, self._loop)
-        self._attached.add(Attached(consumer, filters, outbox))
+        own_id, name = consumer.consumer_id, consumer.name
+        gone = [
+            each
+            for each in self._attached.values()
+            if each.consumer.consumer_id == own_id or each.consumer.name == name
+        ]
+        if self._dispatch.admits(name):
+            for each in gone:
+                self._give_up_unseen(each)
+        self._dispatch.attach(own_id, name=name, filters=filters, now_ms=self._now_ms())
+        fresh = Attached(consumer, filters, Outbox(consumer, self, self.feed, self._loop))
+        # It takes the place of the one of its name: a reset attaches all again in this order, and
+        # the first is the active one.
+        kept: dict[int, Attached] = {}
+        for each in self._attached.values():
+            if each.consumer.name == name:
+                kept[own_id] = fresh
+            elif each not in gone:
+                kept[each.consumer.consumer_id] = each
+        kept.setdefault(own_id, fresh)
+        self._attached = kept
+        self._has_keepers = self._has_keepers or fresh.keeper is not None
+        self._warned.pop(NoticeKind.SKIPPED.value, None)
+        for each in gone:
+            each.outbox.clear()
+            each.consumer.displaced()
         self._schedule()
 
-    def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:
-        """End a consumer's part, if it still has one; what it has not acked goes to others.
-
-        `is_lost` says that its client went, not that the broker ended its part.
-        """
-        found = self._attached.find(consumer)
+    def detach(self, consumer: Consumer) -> None:
+        """Remove a consumer, if it is attached; its unacked records go to others."""
+        found = self._find(consumer)
         if found is None:
             return
-        found.give_up_unseen(self._dispatch)
-        self._attached.remove(consumer)
-        self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms(), is_lost=is_lost)
+        self._give_up_unseen(found)
+        del self._attached[consumer.consumer_id]
+        found.outbox.clear()
+        self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms())
+        self._warned.pop(NoticeKind.SKIPPED.value, None)
         self._schedule()
 
     def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
-        """Say how much a consumer takes from now on; deliveries use it up."""
-        found = self._attached.find(consumer)
-        if found is None:
+        """Set how much a consumer takes from now on; deliveries use it up."""
+        found = self._attached.get(consumer.consumer_id)
+        if found is None or found.consumer is not consumer:
             return
-        found.wanted = (messages, size_bytes)
-        had_room = self._dispatch.has_room(consumer.consumer_id)
-        self._dispatch.want(consumer.consumer_id, messages=messages, size_bytes=size_bytes)
-        if not had_room:
+        found.messages, found.size_bytes = messages, size_bytes
+        was_full = self._dispatch.want(
+            consumer.consumer_id, messages=messages, size_bytes=size_bytes
+        )
+        if was_full:
             # With room before, nothing waited for more of it.
             self._schedule()
 
+    def _find(self, consumer: Consumer) -> Attached | None:
+        """Return a consumer if it is attached, and no other in its place."""
+        found = self._attached.get(consumer.consumer_id)
+        return found if found is not None and found.consumer is consumer else None
+
+    def _give_up_unseen(self, attached: Attached) -> None:
+        """Take back the records that a program has not taken: those did not fail."""
+        if attached.keeper is not None:
+            consumer_id = attached.consumer.consumer_id
+            self._dispatch.take_back(consumer_id, attached.keeper.give_up(None))
+
+    def _revoke(self, offsets: Sequence[int]) -> None:
+        """Take records from the programs that have not taken them yet."""
+        for each in self._attached.values():
+            if each.keeper is not None:
+                each.keeper.revoked(offsets)
+
+    def _spare_unseen(self, now_ms: int) -> None:
+        """Let the time for an ack run from the moment a program took the record.
+
+        On Shared a record that its program has not taken in time goes to another consumer.
+        """
+        dispatch, timeout_ms = self._dispatch, self.policy.ack_timeout_ms
+        is_for_others = self.kind is SubscriptionType.SHARED and len(self._attached) > 1
+        unseen: dict[int, list[int]] = {}
+        for offset in dispatch.overdue(now_ms):
+            holder = dispatch.holder(offset)
+            found = None if holder is None else self._attached.get(holder)
+            if holder is None or found is None or found.keeper is None:
+                continue
+            held_ms = found.keeper.held_ms(offset)
+            if held_ms is None:
+                unseen.setdefault(holder, []).append(offset)
+                dispatch.prolong(offset, until_ms=now_ms + timeout_ms)
+            elif held_ms < timeout_ms:
+                dispatch.prolong(offset, until_ms=now_ms + timeout_ms - held_ms)
+        for holder, offsets in unseen.items() if is_for_others else ():
+            keeper = self._attached[holder].keeper
+            assert keeper is not None
+            dispatch.take_back(holder, keeper.give_up(offsets))
+
     # -- acks ------------------------------------------------------------------------------------
+
+    def ack(self, offset: int, done: Answer) -> None:
+        """Settle a record; `done` is called when that is durable, or refused."""
+        self.ack_with((offset,), done, answer_each)
+
+    def ack_with(self, offsets: Sequence[int], call: object, answer: AnswerAll) -> None:
+        """Settle records; `answer` is called once with all calls of this turn that gave it."""
+        if self.end_error is not None:
+            answer([call], self.end_error)
+            return
+        self._acks += offsets
+        calls = self._ack_calls.get(answer)
+        if calls is not None:
+            calls.append(call)
+            return
+        self._ack_calls[answer] = [call]
+        self._schedule()
 
     def nack(self, offset: int, done: Answer, *, delay_ms: int = 0, reason: str = "") -> None:
         """Give a record back; `done` is called when that is durable, or refused."""
         if self.end_error is not None:
             done(self.end_error)
             return
-        if self.is_put_off(partial(self.nack, offset, done, delay_ms=delay_ms, reason=reason)):
+        if self.postpone(partial(self.nack, offset, done, delay_ms=delay_ms, reason=reason)):
             return
         self.counts.nacked += 1
         change = self._dispatch.nack(
@@ -192,64 +340,104 @@ class Subscription(Calls):
         self._answer_after(change, [(answer_each, [done])])
         self._schedule()
 
+    def postpone(self, call: Callable[[], None]) -> bool:
+        """Keep a call for later if the subscription is being reset; return whether it is."""
+        if self._is_resting and self.end_error is None:
+            self._postponed.append(call)
+            return True
+        return False
+
     def all_stand(self, consumer: Consumer, offsets: list[int], attempts: list[int]) -> bool:
-        """Tell whether all of these deliveries are a consumer's still: not settled nor taken back."""
-        is_attached = self._attached.find(consumer) is not None
-        return is_attached and self._dispatch.are_with(consumer.consumer_id, offsets, attempts)
+        """Return whether all of these deliveries still are a consumer's."""
+        if self._find(consumer) is None:
+            return False
+        return self._dispatch.are_with(consumer.consumer_id, offsets, attempts)
 
     def prolong(self, offset: int, *, time_ms: int) -> None:
-        """Let the ack of a record that is with a consumer take as long from now on."""
+        """Let the ack of a record in flight take so long from now on."""
         self._dispatch.prolong(offset, until_ms=self._now_ms() + time_ms)
         self._schedule()
 
     def _settle(self) -> None:
-        offsets, calls = self._answers.take()
+        offsets, self._acks = self._acks, []
+        calls, self._ack_calls = list(self._ack_calls.items()), {}
         self.counts.acked += len(offsets)
-        self._answer_after(self._dispatch.ack(offsets), calls)
+        change = self._dispatch.ack(offsets, head=self.feed.head)
+        if change is not None and not change.after:
+            self._journal(change, calls)
+        else:
+            self._answer_after(change, calls)
 
-    def _answer_after(self, change: Change | None, calls: Waiting) -> None:
-        self._answers.add(change, calls)
-        if change is not None and not change.is_empty:
-            self._journal(change)
+    def _answer_after(self, change: Change | None, calls: Calls) -> None:
+        """Answer calls when a change, and those it repeats, are durable; at once if None."""
+        if change is None:
+            _answer(calls, None)
+        elif change.after:
+            self._repeats.append((change, calls))
+            if not change.is_empty:
+                self._journal(change, ())
+        else:
+            self._journal(change, calls)
 
-    def _journal(self, change: Change) -> None:
+    def _journal(self, change: Change, calls: Sequence[tuple[AnswerAll, list[Any]]] = ()) -> None:
         for consumer_id, offsets in change.unsent.items():
             found = self._attached.get(consumer_id)
             if found is not None:
                 found.outbox.withdraw(offsets)
-        self._answers.under_way += 1
-        dispatch, reserve, end = self._dispatch, self.reserve, 0
-        if change.is_settling:
-            # What it lets out is reserved with it, and needs no frame of its own.
-            end = reserve.wanted(dispatch, dispatch.offset_next, settled=len(change.offsets))
+        self._under_way += 1
+        self._cursor_writer.add(self.name, change, partial(self._written, change, calls))
 
-        def written(error: FrazilError | None) -> None:
-            begun_s = self._loop.time()
-            now_ms = self._now_ms()
-            if error is None:
-                reserve.grant(end)
-                dispatch.confirmed(change, now_ms=now_ms)
-                self._attached.revoke(change)
-                if change.is_settling:
-                    self._let_go(change.offsets)
+    def _written(
+        self,
+        change: Change,
+        calls: Sequence[tuple[AnswerAll, list[Any]]],
+        error: FrazilError | None,
+    ) -> None:
+        """Apply the journal's answer to a change, then answer its calls."""
+        if error is None:
+            now_ms = int(self._time() * 1000 + 0.001)
+            self._dispatch.confirmed(change, now_ms=now_ms)
+            if self._has_keepers:
+                self._revoke(change.offsets)
+            if not change.attempts:
+                if self._dead_letters.error is not None:
+                    self._dead_letters.forget(change.offsets)
+                if self._unread is not None and self._unread[0] in change.offsets:
+                    self._unread = None
+        else:
+            change.error = error
+            self._dispatch.failed(change, now_ms=self._now_ms())
+        for answer, given in calls:
+            answer(given, error)
+        if self._repeats:
+            self._answer_repeats()
+        self._under_way -= 1
+        if self._quiet and not self._under_way:
+            self._end_rest()
+        if error is not None or not (self._is_following and self._dispatch.is_idle):
+            self._schedule()
+
+    def _end_rest(self) -> None:
+        """Wake the calls that wait until the journal has answered everything."""
+        quiet, self._quiet = self._quiet, []
+        for each in quiet:
+            if not each.done():
+                each.set_result(None)
+
+    def _answer_repeats(self) -> None:
+        waiting, self._repeats = self._repeats, []
+        for change, calls in waiting:
+            needed = [*change.after, *([] if change.is_empty else [change])]
+            if any(each.is_open for each in needed):
+                self._repeats.append((change, calls))
             else:
-                dispatch.failed(change, now_ms=now_ms)
-            self._answers.settle(change, error)
-            self._was_written()
-            self.spend(begun_s)
-
-        self._journalling.add(self.name, change, written, reserved=end)
-
-    def _was_written(self) -> None:
-        self._answers.written()
-        self._schedule()
-
-    def spend(self, begun_s: float) -> None:
-        """Count the loop's time since then as used for this, if it catches up."""
-        if self.feed.is_old(self._dispatch.offset_next):
-            self._pace.spend(begun_s)
+                _answer(calls, next((each.error for each in needed if each.error), None))
 
     # -- the turn --------------------------------------------------------------------------------
+
+    def _now_ms(self) -> int:
+        # Rounded up a little: a timer that rings at its very time must find it come.
+        return int(self._time() * 1000 + 0.001)
 
     def _schedule(self) -> None:
         if not self._is_scheduled and self.end_error is None:
@@ -260,136 +448,108 @@ class Subscription(Calls):
         self._is_scheduled = False
         if self.end_error is not None or self._is_resting:
             return
-        begun_s = self._loop.time()
-        now_ms = self._now_ms()
-        if self._answers.has_acks:
+        now_ms = int(self._time() * 1000 + 0.001)
+        if self._acks:
             self._settle()
         dispatch = self._dispatch
-        self._attached.spare(dispatch, timeout_ms=self.policy.ack_timeout_ms, now_ms=now_ms)
+        if self._has_keepers:
+            self._spare_unseen(now_ms)
         for _ in range(TURNS_MAX):
+            is_filled = not self._is_following and dispatch.is_hungry and self._fill()
             for action in dispatch.poll(now_ms):
-                self._act(action)
-            self._held.drop(dispatch.take_parked())
-            # Behind the poll: what goes at once is not read twice.
-            self._held.trim(HELD_BYTES_MAX)
-            if not dispatch.is_hungry or not self._fill():
+                if type(action) is Deliver:
+                    self._deliver(action)
+                else:
+                    self._act(action)
+            if not is_filled:
                 break
         else:
             self._schedule()
-        self._timer.set(dispatch.due_ms())
-        self.spend(begun_s)
+        if dispatch.held_bytes > HELD_BYTES_MAX:
+            dispatch.trim(HELD_BYTES_MAX)
+        due_ms = dispatch.due_ms()
+        if due_ms != self._timer_ms:
+            self._set_timer(due_ms)
+
+    def _set_timer(self, due_ms: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = due_ms
+        self._timer = (
+            None if due_ms is None else self._loop.call_at(due_ms / 1000, self._timer_rang)
+        )
+
+    def _timer_rang(self) -> None:
+        self._timer = self._timer_ms = None
+        self._schedule()
 
     def _act(self, action: Action) -> None:
-        if type(action) is Deliver:
-            self._deliver(action)
-        elif type(action) is Change:
-            self._attached.revoke(action)
+        if type(action) is Change:
+            if self._has_keepers:
+                self._revoke(action.offsets)
             self._journal(action)
         elif type(action) is DeadLetter:
-            self._burials.begin(action, self._dispatch)
+            self._dead_letters.begin(action, self._dispatch)
         else:
             assert isinstance(action, Notice)
-            self._tell(action)
+            self._report(action)
 
     def _deliver(self, action: Deliver) -> None:
         found = self._attached.get(action.consumer_id)
         if found is None:
             # It left in this very turn; dispatch knows.
             return
-        self.reserve.use(action.offsets)
         self.counts.delivered += len(action.offsets)
         if action.attempts is not None:
             self.counts.redelivered += sum(number > 1 for number in action.attempts)
-        records = self._held.take(action.offsets)
-        if None in records or found.outbox.is_busy:
+        if found.outbox.waiting or None in action.values:
             self._dispatch.unsent(action.consumer_id, action.offsets)
-            found.outbox.add(action.offsets, records, action.attempts)
+            found.outbox.add(action.offsets, action.values, action.attempts)
         else:
-            found.consumer.deliver(records, action.attempts)  # type: ignore[arg-type]
+            found.consumer.deliver(action.values, action.attempts)
 
     def _fill(self) -> bool:
-        """Feed what comes next; False if it is not at hand, or not to be read yet."""
+        """Feed the next records; return False if they are not at hand."""
         dispatch, feed = self._dispatch, self.feed
-        if self._is_reading:
+        is_by_key = self.kind is SubscriptionType.KEY_SHARED
+        if self._is_reading or (dispatch.held and not is_by_key):
             return False
-        is_by_key = dispatch.kind is SubscriptionType.KEY_SHARED
-        # Ahead of a full window only as much as is kept, or large records would be read twice.
-        is_ahead = dispatch.is_full and len(self._held) < dispatch.held
-        if dispatch.held and (is_ahead or not is_by_key):
-            return False
-        room = dispatch.room
         offset = dispatch.offset_next
+        room = dispatch.room
         if not room:
             return False
-        count_max = FEED_RECORDS_MAX
-        if feed.is_old(offset):
-            wait_s = self._pace.wait_s(id(self))
-            if wait_s:
-                self._is_reading = True
-                self._loop.call_later(wait_s, self._try_again)
-                return False
-            if self._pace.has_small_steps:
-                count_max = PACED_RECORDS_MAX
         chunk = feed.get(offset)
         if chunk is None:
             self._wait_for(offset)
             return False
         self._damage = None
-        first = 0 if chunk.offset == offset else bisect_left(chunk.offsets, offset)
-        count = len(chunk.offsets)
-        if chunk.offset_next > feed.head:
+        offsets, offset_end = chunk.offsets, chunk.offset_next
+        first = 0 if chunk.offset == offset else bisect_left(offsets, offset)
+        count = len(offsets)
+        if offset_end > feed.head:
             # Nothing goes out before its publisher has the answer.
-            count = bisect_left(chunk.offsets, feed.head)
+            count = bisect_left(offsets, feed.head)
             if first >= count:
                 self._wait_for(offset)
                 return False
-        stop = min(first + room, first + count_max, count)
-        if chunk.offset_next > self.reserve.below:
-            allowed = bisect_left(chunk.offsets, self.reserve.below, first, stop)
-            if allowed == first < stop:
-                self._ask_for_more(chunk.offsets[first])
-                return False
-            stop = allowed
-        offsets, sizes = chunk.offsets[first:stop], chunk.sizes[first:stop]
-        end = chunk.offset_next if stop == len(chunk.offsets) else chunk.offsets[stop]
+        is_lagging = feed.is_old(offset)
+        stop = min(first + room, first + FEED_RECORDS_MAX, count)
+        if is_lagging:
+            stop = min(stop, first + LAGGING_RECORDS_MAX)
+        end = offset_end if stop == len(offsets) else offsets[stop]
         dispatch.feed(
-            offsets, sizes, offset_end=end, keys=chunk.keys[first:stop] if is_by_key else ()
+            offsets[first:stop],
+            chunk.sizes[first:stop],
+            offset_end=end,
+            keys=chunk.keys[first:stop] if is_by_key else (),
+            values=chunk.records[first:stop],
         )
-        self._hold(offsets, chunk.records[first:stop])
-        if stop == len(chunk.offsets):
-            feed.prefetch(chunk.offset_next)
+        if is_lagging and stop == len(offsets):
+            feed.prefetch(offset_end)
         missed = chunk.expired_in(offset, end) if chunk.expired else 0
         if missed:
             self.note_missed(missed)
         return True
-
-    def _ask_for_more(self, at: int) -> None:
-        """Reserve a window of deliveries from a record on; none of them goes before."""
-        end = max(at + 1, self.reserve.wanted(self._dispatch, at))
-        self._answers.under_way += self.reserve.ask(end, self._was_reserved, self._schedule)
-
-    def _was_reserved(self, error: FrazilError | None) -> None:
-        if error is not None:
-            self.warn_seldom("deliveries_not_reserved", error=error)
-        self._was_written()
-
-    def _hold(self, offsets: list[int], records: list[Record]) -> None:
-        cursor = self._dispatch.cursor
-        if offsets and offsets[0] < cursor.end:
-            records = [record for record in records if record.offset not in cursor]
-            offsets = [record.offset for record in records]
-        self._held.add(offsets, records)
-
-    def _let_go(self, offsets: Sequence[int]) -> None:
-        """Forget what was known of records that are settled."""
-        self._held.drop(offsets)
-        self._burials.forget(offsets)
-        if self._unread is not None and self._unread[0] in offsets:
-            self._unread = None
-
-    def _now_ms(self) -> int:
-        # Rounded up a little: a timer that rings at its very time must find it come.
-        return int(self._loop.time() * 1000 + 0.001)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -404,25 +564,27 @@ class Subscription(Calls):
             self._damage = None
             if not self._is_following:
                 self._is_following = True
-                self.feed.follow(self._has_news)
+                self.feed.follow(self._has_news, offset)
 
     def _has_news(self) -> None:
         self._is_following = False
-        self._schedule()
+        if not self._is_scheduled:
+            self._run()
 
     def _was_read(self, offset: int, found: Found) -> None:
         self._is_reading = False
         if self.end_error is not None:
             return
         if offset != self._dispatch.offset_next:
-            # It was read for a place that was left.
+            # It was read for a place from before a reset.
             self._schedule()
             return
         if not isinstance(found, FrazilError):
             self._damage = None
-            is_here = self.feed.get(offset) is not None
-            # Else it is on its way from one tier to the next.
-            self._loop.call_later(0 if is_here else RETRY_S / 20, self._schedule)
+            if self.feed.get(offset) is not None:
+                self._schedule()
+            else:
+                self._loop.call_later(MOVING_RETRY_S, self._schedule)
             return
         first = found.details.get("offset_first")
         if isinstance(found, NotFound) and isinstance(first, int):
@@ -433,7 +595,7 @@ class Subscription(Calls):
             self._stall(found)
 
     def _pass_missing(self, first: int) -> None:
-        """Go on behind records that a full quota took, and stop at those that should be there."""
+        """Pass records that expired by a full quota; stop at those that should be there."""
         offset = self._dispatch.offset_next
         if self._is_resting or first <= offset:
             self._schedule()
@@ -450,15 +612,15 @@ class Subscription(Calls):
             self._stall(not_held(self.topic, offset=max(offset, end), offset_first=first))
 
     def _kept_from(self) -> int | None:
-        """Return the offset from which on all records are kept for it, None if none are.
+        """Return the offset from which on all records are held for it, None if none are.
 
-        Only a full quota with `on_full=expire` moves its hold beyond what is settled, and that is
-        durable before anything goes.
+        Only a full quota with `on_full=expire` moves its hold beyond the settled records, and that
+        is durable before anything is removed.
         """
         return self.feed.runtime.state.holds.get(HOLD_PREFIX + self.name)
 
     def note_missed(self, count: int) -> None:
-        """Tell that records are gone that were not settled."""
+        """Count and report records that are gone and were not settled."""
         self.counts.missed += count
         self._warn("subscription_records_expired", records=count)
 
@@ -473,37 +635,38 @@ class Subscription(Calls):
         self._is_reading = False
         self._schedule()
 
-    # -- what must be read again (see `Sender`) --------------------------------------------------
-
-    def is_with(self, consumer: Consumer, offset: int) -> bool:
-        """Tell whether a record is still to be delivered to a consumer."""
-        is_attached = self._attached.find(consumer) is not None
-        return is_attached and self._dispatch.is_with(consumer.consumer_id, offset)
-
-    def left_out(self, consumer: Consumer) -> None:
-        """Give a consumer its room back: less came than was counted."""
-        found = self._attached.find(consumer)
-        if found is not None:
-            self.ready(consumer, messages=found.wanted[0], size_bytes=found.wanted[1])
+    # -- records that are read again for another delivery (called by `Outbox`) -------------------
 
     @property
     def keeps_order(self) -> bool:
         """Whether one consumer gets everything in order."""
         return self.kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
 
+    def is_with(self, consumer: Consumer, offset: int) -> bool:
+        """Return whether a record is still to be delivered to a consumer."""
+        is_attached = self._find(consumer) is not None
+        return is_attached and self._dispatch.is_with(consumer.consumer_id, offset)
+
+    def left_out(self, consumer: Consumer) -> None:
+        """Give a consumer its room back: it got less than was counted."""
+        found = self._find(consumer)
+        if found is not None:
+            self.ready(consumer, messages=found.messages, size_bytes=found.size_bytes)
+
     def sent(self, consumer: Consumer, offsets: list[int]) -> None:
-        """Let the time for acks begin: the records go out only now."""
+        """Start the time for acks: the records are sent only now."""
         self._unread = None
+        self._warned.pop("record_cannot_be_read_again", None)
         self._dispatch.sent(consumer.consumer_id, offsets, now_ms=self._now_ms())
         self._schedule()
 
     def is_given_up(self, offset: int) -> bool:
-        """Tell whether a full quota took a record away."""
+        """Return whether a record expired by a full quota."""
         kept = self._kept_from()
         return kept is None or offset < kept
 
     def gone(self, offset: int) -> None:
-        """Settle a record to read again that is no more."""
+        """Settle a record that does not exist any more."""
         self.note_missed(1)
         self._dispatch.gone(offset)
         self._schedule()
@@ -511,80 +674,118 @@ class Subscription(Calls):
     def put_off(self, consumer: Consumer, offsets: list[int], error: FrazilError) -> None:
         """Try later to deliver records, of which the first cannot be read now."""
         if self.is_with(consumer, offsets[0]):
-            self.warn_seldom("record_cannot_be_read_again", offset=offsets[0], error=error)
+            self.warn_once("record_cannot_be_read_again", offset=offsets[0], error=error)
             self._unread = (offsets[0], error)
         self._dispatch.put_off(consumer.consumer_id, offsets, now_ms=self._now_ms())
         self.left_out(consumer)
         self._schedule()
 
-    # -- what failed too often (see `Burials`) ---------------------------------------------------
-
-    def held_record(self, offset: int) -> Record | None:
-        """Return a record that was read and not delivered, and keep it no longer."""
-        (record,) = self._held.take([offset])
-        return record
-
-    def letter_ended(self, change: Change | None) -> None:
-        """Journal that a record is settled, if one is."""
+    def dead_letter_ended(self, change: Change | None) -> None:
+        """Journal the settling of a record whose dead letter is durable."""
         if change is not None and not change.is_empty:
             self._journal(change)
         self._schedule()
 
-    def _tell(self, notice: Notice) -> None:
-        self.counts.dropped += notice.kind is NoticeKind.DROPPED
-        tell_notice(notice, seldom=self._seldom, topic=self.topic, subscription=self.name)
+    # -- log events ------------------------------------------------------------------------------
+
+    def _report(self, notice: Notice) -> None:
+        """Log a notice; skipped records only once until a consumer comes or leaves."""
+        kind = notice.kind
+        if kind is NoticeKind.DISPLACED:
+            return
+        facts: dict[str, object] = {}
+        if kind is NoticeKind.SKIPPED:
+            if kind.value in self._warned:
+                return
+            self._warned[kind.value] = ""
+            facts["records"] = notice.records
+        if notice.offset >= 0:
+            facts["offset"] = notice.offset
+        if notice.reason:
+            facts["reason"] = notice.reason
+        self.counts.dropped += kind is NoticeKind.DROPPED
+        level = logging.WARNING if kind in BAD_NOTICES else logging.INFO
+        name = f"subscription_{kind.value}"
+        event(name, level=level, **facts, topic=self.topic, subscription=self.name)
 
     def _warn(self, name: str, **facts: object) -> None:
         warn(name, topic=self.topic, subscription=self.name, **facts)
 
-    def warn_seldom(self, name: str, *, error: FrazilError, **facts: object) -> None:
-        """Tell what goes wrong again and again, at once and then each minute."""
-        times = self._seldom.times(f"{name}: {error.message}")
-        if times:
-            self._warn(name, **facts, error=error, times=times)
+    def warn_once(self, name: str, *, error: FrazilError, **facts: object) -> None:
+        """Log an error that is retried, unless the last try failed the same way."""
+        if self._warned.get(name) != error.message:
+            self._warned[name] = error.message
+            self._warn(name, **facts, error=error)
 
-    # -- changes of itself -----------------------------------------------------------------------
+    # -- reset and end ---------------------------------------------------------------------------
 
     def configure(self, policy: FailurePolicy, limits: Limits) -> None:
-        """Take another policy and window."""
+        """Set another policy and window."""
         self.policy = policy
         self._dispatch.configure(policy, limits, now_ms=self._now_ms())
         self._schedule()
 
     async def rest(self) -> None:
         """Stop delivering, and wait until all acks that came are durable."""
-        if self._answers.has_acks:
+        if self._acks:
             self._settle()
         self._is_resting = True
-        # Dead letters, too: what becomes of them belongs to the place that is left.
-        while self._answers.under_way or self._burials:
-            if self._burials:
-                await self._burials.end()
-            await self._answers.quiet()
+        # Dead letters, too: they belong to the place before the reset.
+        while self._under_way or self._dead_letters.tasks:
+            if self._dead_letters.tasks:
+                await asyncio.wait(self._dead_letters.tasks)
+            if self._under_way:
+                # Each waiter has its own future: cancelling one must not cancel the others.
+                own: asyncio.Future[None] = self._loop.create_future()
+                self._quiet.append(own)
+                await own
 
-    def go_on(self, dispatch: Dispatch | None = None, reserve: Reserve | None = None) -> None:
-        """Deliver again, with a `dispatch` that begins somewhere else if one is given."""
+    def go_on(self, dispatch: Dispatch | None = None) -> None:
+        """Deliver again, with the `dispatch` of another place after a reset."""
         self._is_resting = False
-        if dispatch is not None and reserve is not None:
+        if dispatch is not None:
             dispatch.keep_keys(self._dispatch)
-            self._dispatch, self.reserve = dispatch, reserve
+            self._dispatch = dispatch
+            self._is_following = False
             self.epoch += 1
-            # Acks that came meanwhile are of what is delivered anew.
-            self._answer_acks(None)
-            self._held.clear()
-            self._damage = self._unread = self._burials.error = None
-            self._attached.move_to(dispatch, now_ms=self._now_ms())
-        self._call_late()
+            # Acks that came meanwhile are of records that are delivered again.
+            calls, self._ack_calls, self._acks = list(self._ack_calls.items()), {}, []
+            _answer(calls, None)
+            self._damage = self._unread = self._dead_letters.error = None
+            for each in self._attached.values():
+                each.outbox.clear()
+                own_id, name = each.consumer.consumer_id, each.consumer.name
+                dispatch.attach(own_id, name=name, filters=each.filters, now_ms=self._now_ms())
+                dispatch.want(own_id, messages=each.messages, size_bytes=each.size_bytes)
+                if each.keeper is not None:
+                    each.keeper.revoked(None)
+        self._call_postponed()
         self._schedule()
 
+    def _call_postponed(self) -> None:
+        postponed, self._postponed = self._postponed, []
+        for call in postponed:
+            call()
+
     def end(self, error: FrazilError) -> None:
-        """End for good: consumers are told, calls that wait are answered with the error."""
+        """End for good: consumers are told, and calls that wait get the error."""
         if self.end_error is not None:
             return
         self.end_error = error
-        self._timer.set(None)
-        self._burials.cancel()
-        self._call_late()
-        self._answers.end(error)
-        self._attached.end(error)
-        self._held.clear()
+        self._set_timer(None)
+        self._dead_letters.cancel()
+        self._call_postponed()
+        calls, self._ack_calls, self._acks = list(self._ack_calls.items()), {}, []
+        _answer(calls, error)
+        repeats, self._repeats = self._repeats, []
+        for _change, waiting in repeats:
+            _answer(waiting, error)
+        attached, self._attached = self._attached, {}
+        for each in attached.values():
+            each.outbox.clear()
+            each.consumer.ended(error)
+
+
+def _answer(calls: Calls, error: FrazilError | None) -> None:
+    for answer, given in calls:
+        answer(given, error)

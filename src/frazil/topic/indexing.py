@@ -457,5 +457,5 @@ def _topic_rows(topic: TopicState) -> dict[str, bytes]:
 
 
 def _cursor_row(topic_id: int, name: str, cursor: CursorState) -> bytes:
-    copy = cursor.encode(is_copy=True)
+    copy = cursor.encode()
     return _encode(CursorRow(name=name, cursor=copy, lsn=cursor.lsn, topic=topic_id))

@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
-from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType, record, subscription
+from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType, feed, subscription
 from frazil.topic import StateTag
 from tests.integration.delivery.delivering import (
     TOPIC,
@@ -219,6 +219,7 @@ def test_records_that_expired_before_another_delivery_are_passed(tmp_path):
         db.upkeep.check_quotas()
         start = topic.describe()["holds"]["subscription:s"]
         assert start >= 30
+        await quiet()
         forget_decoded(found)
         again = Collector(found, 2, first.name, window=10)
         await until(lambda: len(again.acked) == 90 - start)
@@ -336,7 +337,7 @@ def test_a_stuck_key_stops_no_other_however_much_waits(
             topic.append(b"%d" % number, key=f"other-{number}")
         await until(lambda: consumer.got == [0, *range(40, 45)])
         assert (found.status().paused, found.status().held) == (None, 39)
-        assert 80_000 <= sum(each.size for each in found._held) <= 100_000
+        assert 80_000 <= found._dispatch.held_bytes <= 100_000
         consumer.acks = True
         for offset in consumer.got[:]:
             consumer.ack(offset)
@@ -344,35 +345,7 @@ def test_a_stuck_key_stops_no_other_however_much_waits(
         assert consumer.got == [0, *range(40, 45), *range(1, 40)]
         assert consumer.payloads == [b"%d" % offset for offset in consumer.got]
         assert consumer.attempts == [1] * 45
-        assert (len(found._held), found._held.size_bytes, found.counts.missed) == (0, 0, 0)
-
-    run(tmp_path, work)
-
-
-def test_ahead_of_a_full_window_as_much_is_read_as_is_kept(tmp_path, monkeypatch):
-    """An idle consumer's record is found behind a backlog of another; what is large is not read on."""
-    monkeypatch.setattr(subscription, "HELD_BYTES_MAX", 100_000)
-    monkeypatch.setattr(subscription, "FEED_RECORDS_MAX", 4)
-
-    async def work(db, deliveries, settings):
-        topic = db.create_topic("t")
-        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
-        busy = Collector(found, 1, filters=["busy-*"], acks=False)
-        idle = Collector(found, 2, filters=["idle"], acks=False)
-        for number in range(20):
-            topic.append(b"x", key=f"busy-{number}")
-        topic.append(b"y", key="idle")
-        for number in range(200):
-            topic.append(bytes(5_000), key=f"busy-large-{number}")
-        await until(lambda: len(busy.got) == 10 and found.status().held > 10)
-        busy.ack(0)
-        await until(lambda: idle.got == [20])
-        assert busy.got == [*range(10)]
-        idle.ack(20)
-        await until(lambda: len(busy.got) == 11 and found.status().held > len(found._held))
-        for _ in range(300):
-            await asyncio.sleep(0)
-        assert 20 < found.status().held < 60
+        assert (found._dispatch.held_bytes, found.counts.missed) == (0, 0)
 
     run(tmp_path, work)
 
@@ -401,10 +374,10 @@ def test_what_was_not_kept_is_a_dead_letter_with_its_payload(tmp_path, monkeypat
 
 def test_the_size_of_a_message_counts_all_that_others_chose():
     """Key, names and attributes count, so that no bound can be passed through them."""
-    plain = record.Message(b"x" * 10)
-    rich = record.Message(b"x" * 10, "key", {"name": "v" * 100}, None, "producer")
-    assert record.size_of(plain) == 10
-    assert record.size_of(rich) >= 10 + 3 + 104 + 8
+    plain = feed.Message(b"x" * 10)
+    rich = feed.Message(b"x" * 10, "key", {"name": "v" * 100}, None, "producer")
+    assert feed.size_of(plain) == 10
+    assert feed.size_of(rich) >= 10 + 3 + 104 + 8
 
 
 def test_a_feed_goes_with_its_last_subscription(tmp_path):

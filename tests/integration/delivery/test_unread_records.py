@@ -11,12 +11,11 @@ import pytest
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.subscribe import (
     Backoff,
+    CursorWriter,
     FailurePolicy,
-    Journalling,
     Poison,
     SubscriptionType,
     feed,
-    reserve,
     subscription,
 )
 from tests.integration.delivery.delivering import (
@@ -258,7 +257,7 @@ def test_what_is_acked_while_it_is_read_goes_once_if_the_ack_is_refused(tmp_path
         await consumer.nack(0)
         await until(lambda: history.asked >= 1)
         with monkeypatch.context() as patch:
-            patch.setattr(Journalling, "add", refuse_later)
+            patch.setattr(CursorWriter, "add", refuse_later)
             consumer.ack(0)
             await until(lambda: consumer.refused == [0])
         await quiet()
@@ -270,33 +269,9 @@ def test_what_is_acked_while_it_is_read_goes_once_if_the_ack_is_refused(tmp_path
     run(tmp_path, work)
 
 
-def refuse_later(_journalling, _name, _change, answer, **_more):
+def refuse_later(_writer, _name, _change, answer):
     """Refuse a change as a journal without room does."""
     asyncio.get_running_loop().call_soon(answer, Unavailable("the disk is full"))
-
-
-def test_deliveries_that_cannot_be_reserved_are_told_and_come_later(tmp_path, monkeypatch, caplog):
-    """Nothing goes out that is not reserved; the status says why, and it is logged once."""
-
-    def refuse(_journalling, _name, _end, answer, **_more):
-        asyncio.get_running_loop().call_soon(answer, Unavailable("the disk is full"))
-
-    async def work(db, deliveries, _settings):
-        monkeypatch.setattr(reserve, "RETRY_S", 0.01)
-        db.create_topic("t").append(b"0")
-        with monkeypatch.context() as patch:
-            patch.setattr(Journalling, "reserve", refuse)
-            found = await opened(deliveries)
-            consumer = Collector(found)
-            await until(lambda: found.status().paused == "journal")
-            await quiet()
-            assert consumer.got == []
-        await until(lambda: consumer.acked == [0])
-        assert found.status().paused is None
-
-    run(tmp_path, work)
-    told = [each for each in caplog.records if each.message == "deliveries_not_reserved"]
-    assert len(told) == 1
 
 
 def test_blocked_records_of_an_earlier_life_leave_room_for_other_keys(tmp_path):
@@ -326,7 +301,7 @@ def test_blocked_records_of_an_earlier_life_leave_room_for_other_keys(tmp_path):
         consumer.ack(10)
         consumer.ack(11)
         await until(lambda: len([each for each in consumer.acked if each > 12]) == 20)
-        assert found._held.size_bytes == sum(each.size for each in found._held)
+        assert found._dispatch.held_bytes == len(b"behind") + len("blocked-3")
         assert found.status().paused is None
 
     run(tmp_path, begin)
@@ -346,7 +321,7 @@ def test_what_was_not_kept_and_cannot_be_read_stops_its_key_alone(tmp_path, monk
         found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
         consumer = Collector(found, acks=False)
         await until(lambda: (consumer.got, found.status().held) == ([0, 3], 4))
-        assert len(found._held) == 0
+        assert found._dispatch.held_bytes == 0
         forget_decoded(found)
         history = Obstructed(found.feed.runtime)
         history.error, history.error_at = Unavailable("the store does not answer"), 1

@@ -9,8 +9,7 @@ import grpc
 import pytest
 
 from frazil.model import topic_uid
-from frazil.serve.grpc.codec import Code
-from frazil.subscribe import FailurePolicy, Limits, Poison, deliveries
+from frazil.subscribe import FailurePolicy, Poison
 from tests.integration.serve.consuming_world import (
     TOPIC,
     Caller,
@@ -99,32 +98,3 @@ def test_a_broken_connection_costs_no_record(tmp_path, poison):
     found, topics = run(scene)
     assert found == [b"0", b"1", b"2"]
     assert topics == [TOPIC]
-
-
-@pytest.mark.parametrize("is_ours", [False, True], ids=["client", "broker"])
-def test_only_clients_that_go_by_themselves_make_a_record_suspect(tmp_path, monkeypatch, is_ours):
-    """A record is not to blame for streams that the broker ends."""
-    monkeypatch.setattr(
-        deliveries,
-        "_limits",
-        lambda stored: Limits(max_unacked_messages=stored.max_unacked_messages, blame_grace_ms=0),
-    )
-
-    async def scene(port):
-        async with (
-            strict(tmp_path, port, Poison.DEAD_LETTER) as (world, producer),
-            Caller(port) as caller,
-        ):
-            identity = (await caller.subscribe()).consumer_id
-            await producer.send(b"first")
-            stream = caller.receive(identity)
-            assert (await stream.read()).payload == b"first"
-            if is_ours:
-                world.server.recheck(lambda _call: (Code.PERMISSION_DENIED, "not any more"))
-            else:
-                stream.cancel()
-            await until(lambda: no_streams(world))
-            await producer.send(b"second")
-            return (await caller.receive(identity).read()).payload
-
-    assert run(scene) == (b"first" if is_ours else b"second")

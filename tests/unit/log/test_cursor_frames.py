@@ -126,7 +126,6 @@ def test_a_cursor_without_ranges_takes_one_number():
         (1, [], [0, 2], [1, -1]),
         (1, [], 3),
         ([], [], []),
-        (1, [], [], [], []),
     ],
 )
 def test_what_is_no_cursor_is_refused(value):

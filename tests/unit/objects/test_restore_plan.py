@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.log import CursorState, JournalState, Sent, encode_checkpoint
+from frazil.log import JournalState, Sent, encode_checkpoint
 from frazil.log import format as fmt
 from frazil.model import TopicSpec
 from frazil.objects.backup import Backup
@@ -77,16 +77,6 @@ def test_the_next_offset_is_above_all_known_ones():
     (told,) = plan.topics
     assert (told.head_known, told.unsaved, told.local_from) == (80, 30, None)
     assert told.next_offset == 80 + MARGIN
-
-
-def test_subscriptions_do_not_know_how_far_deliveries_went_since_the_backup():
-    """Their progress is the backup's; records delivered later may be acked still."""
-    state = state_with(spec_of(1, "a"), following=80)
-    state.topics[1].cursors["s"] = CursorState(30)
-    state.topics[1].cursors["s"].reserve(40)
-    plan = planned(backup_of(state), FoundObjects())
-    cursor = plan.state.topics[1].cursors["s"]
-    assert (cursor, cursor.reserved) == (CursorState(30), None)
 
 
 @pytest.mark.parametrize(

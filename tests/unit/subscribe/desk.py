@@ -12,7 +12,7 @@ class Desk:
 
     def __init__(self, kind, *, cursor=None, attempts=None, limits=None, **policy):
         self.now = 0
-        self.end = 0
+        self.head = 0
         self.changes = []
         self.others = []
         self.dispatch = Dispatch(
@@ -28,8 +28,8 @@ class Desk:
         self.dispatch.attach(consumer_id, name=name, now_ms=self.now, filters=filters)
         self.dispatch.want(consumer_id, messages=messages, size_bytes=size_bytes)
 
-    def detach(self, consumer_id, **how):
-        self.dispatch.detach(consumer_id, now_ms=self.now, **how)
+    def detach(self, consumer_id):
+        self.dispatch.detach(consumer_id, now_ms=self.now)
 
     def feed(self, count=None, *, keys=None, size=10):
         first = self.dispatch.offset_next
@@ -60,7 +60,8 @@ class Desk:
         return [offset for _, offset, _ in self.poll(after_ms)]
 
     def ack(self, *offsets):
-        change = self.dispatch.ack(offsets)
+        head = max(self.head, self.dispatch.offset_next)
+        change = self.dispatch.ack(offsets, head=head)
         if change is not None and not change.is_empty:
             self.changes.append(change)
         return change

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from frazil.errors import Unavailable
+from frazil.subscribe.feed import Record
 from frazil.subscribe.outbox import Outbox
-from frazil.subscribe.record import Record
 
 
 class Scene:
@@ -79,7 +79,7 @@ def test_what_is_withdrawn_does_not_go():
     scene.read(1, 2, 3)
     assert scene.got == [(1, 1), (3, 3), (2, 7)]
     assert scene.log == [("sent", [1, 3]), "left out", ("sent", [2])]
-    assert not scene.outbox.is_busy
+    assert not scene.outbox.waiting
 
 
 def test_the_room_of_what_was_withdrawn_is_given_back():

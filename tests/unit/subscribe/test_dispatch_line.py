@@ -94,20 +94,6 @@ def test_after_a_reconnect_the_oldest_unacked_record_comes_first():
     assert desk.poll() == [(1, 0, 2), (1, 2, 2), (1, 3, 2), (1, 4, 2), (1, 5, 2)]
 
 
-def test_a_reconnect_ends_the_wait_after_a_time_out():
-    """A record whose consumer fell silent does not wait when that consumer is back."""
-    desk = Desk(EXCLUSIVE, ack_timeout_ms=200)
-    desk.attach(1)
-    desk.feed(1)
-    desk.poll()
-    assert desk.poll(200) == []
-    desk.sync()
-    assert desk.poll(1) == []
-    desk.detach(1)
-    desk.attach(1)
-    assert desk.poll() == [(1, 0, 2)]
-
-
 def test_a_standby_is_promoted_when_the_active_consumer_is_gone():
     """The one that came next gets everything, what was unacked first."""
     desk = Desk(FAILOVER)
@@ -246,17 +232,3 @@ def test_an_id_that_comes_with_another_name_is_a_new_consumer():
     desk.sync()
     assert desk.poll() == [(1, 0, 2)]
     assert desk.dispatch.status().consumers == 1
-
-
-def test_a_standby_that_leaves_hastens_nothing():
-    """What waits since a time-out of the active consumer waits on; others have no part in it."""
-    desk = Desk(SubscriptionType.FAILOVER, ack_timeout_ms=100, base_redelivery_delay_ms=1_000)
-    desk.attach(1)
-    desk.attach(2)
-    desk.feed(1)
-    desk.poll()
-    desk.poll(100)
-    desk.sync()
-    desk.detach(2)
-    assert desk.poll(999) == []
-    assert desk.poll(1) == [(1, 0, 2)]

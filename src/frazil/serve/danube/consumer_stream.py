@@ -46,7 +46,7 @@ class Attachable(Protocol):
     def attach(self, consumer: Consumer, filters: Sequence[str] = ()) -> None:
         """Let a consumer take part."""
 
-    def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:
+    def detach(self, consumer: Consumer) -> None:
         """End a consumer's part."""
 
     def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
@@ -130,17 +130,13 @@ class ConsumerStream:
 
     def stop(self, code: Code, text: str = "") -> None:
         """End the stream with a status; what was not acked goes to others or comes again."""
-        self.subscription.detach(self, is_lost=False)
+        self.subscription.detach(self)
         self._over(is_gone=False)
         self.call.finish(code, text)
 
     def _lost(self) -> None:
-        """Take note that the client is gone, or that its call was ended here.
-
-        A cancelled call says as little as a broken connection: a client that closes its consumer
-        and one whose program dies of a record send the same.
-        """
-        self.subscription.detach(self, is_lost=not self.call.is_ended_here)
+        """Note that the client is gone, or that its call was ended here."""
+        self.subscription.detach(self)
         self._over(is_gone=False)
 
     def _read_on(self) -> None:

@@ -170,7 +170,6 @@ class Consumers:
 
     def ack_all(self, run: CallRun) -> None:
         """Answer Acks that came together, as `ack` does each."""
-        begun_s = self._loop.time()
         find, places = self._deliveries.find, run.streams
         subscription, topic_before, name_before = None, None, None
         part: AckedPart = (run, [], [], [])
@@ -181,7 +180,7 @@ class Consumers:
                 run.apart(at)
                 continue
             if topic != topic_before or name != name_before:
-                begun_s = self._end_acks(subscription, part, begun_s)
+                _end_acks(subscription, part)
                 part = (run, [], [], [])
                 subscription, topic_before, name_before = find(topic, name), topic, name
             if subscription is None:
@@ -190,16 +189,7 @@ class Consumers:
             part[1].append(places[at])
             part[2].append(request_id_reply(request_id))
             part[3].append(offset)
-        self._end_acks(subscription, part, begun_s)
-
-    def _end_acks(
-        self, subscription: Subscription | None, part: AckedPart, begun_s: float
-    ) -> float:
-        """Have what was acked since then settled; return the time."""
-        if subscription is not None and part[3]:
-            subscription.ack_with(part[3], part, _answer_parts)
-            subscription.spend(begun_s)
-        return self._loop.time()
+        _end_acks(subscription, part)
 
     def nack(self, call: Call, message: bytes) -> None:
         """Answer Nack when the failed attempt is durable."""
@@ -554,6 +544,12 @@ def _give_back(
 
 AckedPart = tuple["CallRun", list["Stream"], list[bytes], list[int]]
 """Acks of a run for one subscription: places and replies, and what they ack."""
+
+
+def _end_acks(subscription: Subscription | None, part: AckedPart) -> None:
+    """Settle the acks of a run for one subscription."""
+    if subscription is not None and part[3]:
+        subscription.ack_with(part[3], part, _answer_parts)
 
 
 def _answer_parts(parts: list[AckedPart], error: FrazilError | None) -> None:

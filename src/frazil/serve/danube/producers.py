@@ -28,7 +28,6 @@ from frazil.serve.danube.proto.danube_pb2 import (
 )
 from frazil.serve.danube.publishing import Publisher, Publishing, RunPart, check_record
 from frazil.serve.danube.statuses import CREATING_PRODUCER, PUBLISHING, Refused, status, status_of
-from frazil.subscribe import Pace
 from frazil.topic import MESSAGE_OVERHEAD_BYTES, NotStored
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ class Producers:
         producers_max: int,
         schemas: Schemas | None = None,
         unreliable: Unreliable | None = None,
-        pace: Pace | None = None,
         attributes_max: int = ATTRIBUTES_MAX,
     ) -> None:
         self._topics = topics
@@ -99,7 +97,7 @@ class Producers:
         self._known: dict[int, _Target] = {}
         self._targets: dict[str, _Target] = {}
         self._targets_swept = 0
-        self._publisher = Publisher(self._loop, pace or Pace(self._loop.time))
+        self._publisher = Publisher(self._loop)
         topics.on_released = self.forget_topic
 
     # -- calls -----------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from frazil.schema import Message
     from frazil.serve.grpc.calls import Call, CallRun
     from frazil.serve.h2.stream import Stream
-    from frazil.subscribe import Pace
     from frazil.topic import TopicRuntime
 
 __all__ = ["Publisher", "Publishing", "RunPart", "check_record"]
@@ -83,14 +82,13 @@ class _Batch:
 
     __slots__ = (
         *("_publisher", "answers", "bytes_max", "codec"),
-        *("is_under_way", "records", "runtime", "size"),
+        *("records", "runtime", "size"),
     )
 
     def __init__(self, publisher: Publisher, runtime: TopicRuntime, codec: Codec | None) -> None:
         self._publisher = publisher
         self.runtime = runtime
         self.codec = codec
-        self.is_under_way = False
         self.size = 0
         self.bytes_max = runtime.settings.log.write_bytes_max
         self.records: list[Message] = []
@@ -114,7 +112,6 @@ class _Batch:
         return False
 
     def set_result(self, _ack: Ack) -> None:
-        self._end()
         for answer in self.answers:
             if isinstance(answer, RunPart):
                 answer.run.ok_all(answer.streams, answer.replies)
@@ -122,7 +119,6 @@ class _Batch:
                 answer[0].ok(answer[1])
 
     def set_exception(self, error: BaseException) -> None:
-        self._end()
         if isinstance(error, InvalidRequest) and len(self.records) > 1:
             # One of them cannot be written, and none was: each for itself finds out which.
             self._publisher.send_singly(self)
@@ -133,11 +129,6 @@ class _Batch:
                 answer.run.fail_all(answer.streams, *status)
             else:
                 answer[0].fail(*status)
-
-    def _end(self) -> None:
-        if self.is_under_way:
-            self.is_under_way = False
-            self._publisher.pace.publish_ends()
 
     def calls(self) -> Iterator[tuple[Call, bytes]]:
         """Give the call of each record, and the answer to it."""
@@ -152,9 +143,8 @@ class _Batch:
 class Publisher:
     """Writes records and answers their calls. All methods belong to the event loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pace: Pace) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.pace = pace
         self._open: dict[TopicRuntime, _Batch] = {}
         self._batches: list[_Batch] = []
         self._slow: set[asyncio.Task[None]] = set()
@@ -228,10 +218,6 @@ class Publisher:
             if not is_taken:
                 for batch in some:
                     self.send_singly(batch)
-                continue
-            for batch in some:
-                batch.is_under_way = True
-                self.pace.publish_begins()
 
 
 def check_record(runtime: TopicRuntime, record: Message) -> tuple[Codec | None, int]:

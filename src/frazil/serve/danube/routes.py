@@ -61,7 +61,6 @@ class Services:
             producers_max=serve.producers_max,
             schemas=self.schemas,
             unreliable=self.unreliable,
-            pace=self.deliveries.pace,
         )
         self.consumers = Consumers(
             self.deliveries,

@@ -1,35 +1,38 @@
 """Topics without storage: a record goes to the subscriptions that exist now, or nowhere.
 
-Nothing is stored, acked or delivered twice. Each consumer has a queue, bounded in records and bytes;
-what finds it full goes to the next consumer (Shared) or is dropped, and is counted. On the wire
-every record has the offset 0. A subscription that has had no consumer for a minute is gone.
+Dispatch is that of stored topics, without a journal: a record is settled when it is written to a
+consumer, and nothing is delivered twice. Records wait in one queue per subscription, bounded in
+records and bytes; beyond that they are dropped and counted. On the wire every record has offset 0.
+A subscription that has had no consumer for a minute is removed.
 
-A consumer has its queue from its Subscribe on, before its stream is there, so that what is
-published between the two is not lost. What was queued and never written goes to the other consumers
-of the subscription when its own is gone.
+A consumer takes part from its Subscribe on, before its stream exists, so that records published
+between the two are not lost.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
 
 from frazil.clock import SystemClock
-from frazil.errors import Conflict, FrazilError, NotFound
+from frazil.errors import FrazilError, NotFound
 from frazil.subscribe import (
     RECORD_OVERHEAD_BYTES,
-    KeyOwners,
+    Change,
+    Deliver,
+    Dispatch,
+    FailurePolicy,
     Limits,
+    Notice,
+    NoticeKind,
     Record,
     SubscriptionType,
     size_of,
     type_name_of,
 )
-from frazil.subscribe.key_filter import key_filter
-from frazil.subscribe.places import Consumer as Place
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,44 +41,33 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.engine import Topic
     from frazil.schema import Message
-    from frazil.subscribe.subscription import Consumer
+    from frazil.subscribe import Consumer
 
 __all__ = ["Unreliable", "UnreliableCounters", "UnreliableLimits", "UnreliableSubscription"]
 
 
 @attrs.frozen(kw_only=True)
 class UnreliableLimits:
-    """How much waits for consumers at most, and for how long a subscription waits for one."""
+    """How much waits for consumers at most, and how long a subscription stays without one."""
 
     queue_records_max: int = 10_000
     queue_bytes_max: int = 16 << 20
     bytes_max: int = 256 << 20
     """Of all queues together."""
     idle_s: float = 60.0
-    keys_max: int = Limits().keys_max
 
 
 @attrs.define
 class UnreliableCounters:
-    """What became of the records; each is counted once a subscription, or once if there is none."""
+    """Counted once per subscription, or once if the topic has none.
+
+    `dropped` records found a full queue or no consumer; `unheard` ones no subscription, or no
+    consumer whose filter matches.
+    """
 
     delivered: int = 0
     dropped: int = 0
-    """Its consumers had no room, or it had none."""
     unheard: int = 0
-    """The topic had no subscription, or nobody takes records of that key."""
-
-
-class _Member(Place):
-    """A consumer of a subscription: its stream, if that is there, and what waits for it."""
-
-    __slots__ = ("bytes_queued", "queue", "sink")
-
-    def __init__(self, consumer_id: int, name: str, filters: Iterable[str]) -> None:
-        super().__init__(consumer_id, name, key_filter(filters))
-        self.sink: Consumer | None = None
-        self.queue: deque[tuple[Record, int]] = deque()
-        self.bytes_queued = 0
 
 
 class Unreliable:
@@ -98,7 +90,7 @@ class Unreliable:
         self.bytes_queued = 0
         self._clock: Clock = clock or SystemClock()
         self._topics: dict[str, dict[str, UnreliableSubscription]] = {}
-        self._due: dict[_Member, UnreliableSubscription] = {}
+        self._due: dict[UnreliableSubscription, None] = {}
         self._is_scheduled = False
 
     def publish(self, topic: Topic, record: Message) -> None:
@@ -159,9 +151,9 @@ class Unreliable:
 
     # -- what subscriptions ask for --------------------------------------------------------------
 
-    def schedule(self, member: _Member, subscription: UnreliableSubscription) -> None:
-        """Write a consumer's queue to its stream in the next turn of the loop, once for all."""
-        self._due[member] = subscription
+    def schedule(self, subscription: UnreliableSubscription) -> None:
+        """Deliver in the next turn of the loop, once for all records of this turn."""
+        self._due[subscription] = None
         if not self._is_scheduled:
             self._is_scheduled = True
             self.loop.call_soon(self._flush)
@@ -173,7 +165,7 @@ class Unreliable:
             self.on_idle(subscription.topic, subscription.name)
 
     def remove(self, subscription: UnreliableSubscription) -> None:
-        """Let no record come to a subscription any more."""
+        """Publish nothing more to a subscription."""
         subscriptions = self._topics.get(subscription.topic, {})
         if subscriptions.get(subscription.name) is subscription:
             del subscriptions[subscription.name]
@@ -183,35 +175,37 @@ class Unreliable:
     def _flush(self) -> None:
         self._is_scheduled = False
         due, self._due = self._due, {}
-        for member, subscription in due.items():
-            subscription.flush(member)
+        for subscription in due:
+            subscription.run()
 
 
 class UnreliableSubscription:
-    """One subscription; to a transport it looks like a reliable one."""
+    """One subscription; a transport uses it like a reliable one."""
 
     def __init__(self, world: Unreliable, topic: str, name: str, kind: SubscriptionType) -> None:
         self.topic = topic
         self.name = name
         self.kind = kind
         self._world = world
-        self._members: dict[int, _Member] = {}
-        self._by_name: dict[str, Place] = {}
-        self._line: list[_Member] = []
-        """The members in their order: the first one is a Failover's active, Shared goes round."""
-        self._turn = 0
-        self._owners = KeyOwners(world.limits.keys_max)
+        self._names: dict[int, str] = {}
+        """The consumers that take part, by id."""
+        self._streams: dict[int, Consumer] = {}
+        """Those of them that have a stream."""
+        self._fresh: list[Record] = []
+        """Records of this turn."""
+        self._bytes_queued = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._rest()
+        self._clear()
+        self._set_idle_timer()
 
     def facts(self) -> dict[str, Any]:
-        """Return what is told of it, ready for JSON; nothing is kept for it, so it has no lag."""
+        """Return its state, ready for JSON; nothing is kept for it, so it has no lag."""
         return {
             "name": self.name,
             "topic": self.topic,
             "type": type_name_of(self.kind),
             "stored": False,
-            "consumers": sorted(self._by_name),
+            "consumers": sorted(self._names.values()),
             "lag_records": None,
             "lag_bytes": None,
             "lag_seconds": None,
@@ -224,21 +218,20 @@ class UnreliableSubscription:
 
     @property
     def consumer_ids(self) -> list[int]:
-        """Return the ids of the consumers that get records, streaming or about to."""
-        return list(self._members)
+        """Return the ids of the consumers that take part, streaming or about to."""
+        return list(self._names)
 
     def expect(self, consumer_id: int, name: str, filters: Iterable[str] = ()) -> None:
-        """Keep what comes for a consumer whose stream will be there soon.
+        """Let a consumer take part whose stream will be there soon.
 
         Raises:
             Conflict: the subscription is Exclusive and has another consumer.
         """
-        known = self._members.get(consumer_id)
-        if known is not None:
-            known.accepts = key_filter(filters)
-            return
-        member = self._add(consumer_id, name, filters)
-        self._world.loop.call_later(self._world.limits.idle_s, self._give_up, member)
+        is_new = consumer_id not in self._names
+        if consumer_id not in self._streams:
+            self._join(consumer_id, name, filters)
+        if is_new:
+            self._world.loop.call_later(self._world.limits.idle_s, self.dismiss, consumer_id)
 
     def attach(self, consumer: Consumer, filters: Iterable[str] = ()) -> None:
         """Let a consumer's stream take part; it gets nothing before `ready`.
@@ -246,36 +239,43 @@ class UnreliableSubscription:
         Raises:
             Conflict: the subscription is Exclusive and has another consumer.
         """
-        member = self._members.get(consumer.consumer_id)
-        if member is None:
-            member = self._add(consumer.consumer_id, consumer.name, filters)
-        else:
-            member.accepts = key_filter(filters)
-        before, member.sink = member.sink, consumer
-        member.messages = member.size_bytes = 0
+        self._join(consumer.consumer_id, consumer.name, filters)
+        before = self._streams.get(consumer.consumer_id)
+        self._streams[consumer.consumer_id] = consumer
         if before is not None:
             before.displaced()
 
-    def detach(self, consumer: Consumer, *, is_lost: bool = True) -> None:  # noqa: ARG002
-        """End a consumer's part, if it still has one; what it was not given goes to the others."""
-        member = self._members.get(consumer.consumer_id)
-        if member is not None and member.sink is consumer:
-            self._remove(member)
+    def _join(self, consumer_id: int, name: str, filters: Iterable[str]) -> None:
+        self._dispatch.attach(consumer_id, name=name, filters=filters, now_ms=0)
+        self._names[consumer_id] = name
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def detach(self, consumer: Consumer) -> None:
+        """Remove a consumer, if it still takes part."""
+        if self._streams.get(consumer.consumer_id) is consumer:
+            del self._streams[consumer.consumer_id]
+            self.dismiss(consumer.consumer_id)
 
     def dismiss(self, consumer_id: int) -> None:
-        """Do without a consumer that is expected, if it is; one with a stream stays."""
-        member = self._members.get(consumer_id)
-        if member is not None and member.sink is None:
-            self._remove(member)
+        """Remove a consumer that is expected; one with a stream stays."""
+        if consumer_id in self._streams or self._names.pop(consumer_id, None) is None:
+            return
+        self._dispatch.detach(consumer_id, now_ms=0)
+        if self._names:
+            self._world.schedule(self)
+        else:
+            self._clear()
+            self._set_idle_timer()
 
     def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
-        """Say how much the consumer's stream takes from now on; deliveries use it up."""
-        member = self._members.get(consumer.consumer_id)
-        if member is not None and member.sink is consumer:
-            member.messages = messages
-            member.size_bytes = size_bytes
-            if member.queue and member.has_room:
-                self._world.schedule(member, self)
+        """Set how much the consumer's stream takes from now on; deliveries use it up."""
+        own_id = consumer.consumer_id
+        if self._streams.get(own_id) is consumer:
+            self._dispatch.want(own_id, messages=messages, size_bytes=size_bytes)
+            if self._dispatch.held:
+                self._world.schedule(self)
 
     def ack(self, offset: int, done: Callable[[FrazilError | None], None]) -> None:  # noqa: ARG002
         """Answer an ack, which has no meaning here."""
@@ -293,135 +293,78 @@ class UnreliableSubscription:
         done(None)
 
     def end(self, error: FrazilError | None) -> None:
-        """Let all consumers go; their streams end with `error`, if there is one."""
-        self._wake_up()
-        members = list(self._members.values())
-        self._members = {}
-        self._by_name = {}
-        self._line = []
-        for member in members:
-            self._clear(member)
-            member.is_attached = False
-            sink, member.sink = member.sink, None
-            if sink is not None and error is not None:
-                sink.ended(error)
+        """Remove all consumers; their streams end with `error`, if there is one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        streams, self._streams, self._names = self._streams, {}, {}
+        self._clear()
+        for stream in streams.values():
+            if error is not None:
+                stream.ended(error)
 
     # -- records ---------------------------------------------------------------------------------
 
     def publish(self, record: Record, size: int) -> None:
-        """Queue a record for the consumer whose it is."""
-        member = self._choose(record, size)
-        if member is None:
-            return
-        member.queue.append((record, size))
-        member.bytes_queued += size
-        self._world.bytes_queued += size
-        if len(member.queue) == 1 and member.has_room:
-            self._world.schedule(member, self)
-
-    def flush(self, member: _Member) -> None:
-        """Write what the stream takes."""
-        sink = member.sink
-        queue = member.queue
-        if sink is None or not queue:
-            return
-        messages, size_bytes = member.messages, member.size_bytes
-        records: list[Record] = []
-        size_total = 0
-        while queue and messages > 0 and size_bytes > 0:
-            record, size = queue.popleft()
-            records.append(record)
-            messages -= 1
-            size_bytes -= size
-            size_total += size
-        if not records:
-            return
-        member.messages, member.size_bytes = messages, size_bytes
-        member.bytes_queued -= size_total
-        self._world.bytes_queued -= size_total
-        self._world.counters.delivered += len(records)
-        sink.deliver(records, None)
-
-    def _choose(self, record: Record, size: int) -> _Member | None:
-        """Return whose a record is; None if it is dropped, which is counted."""
-        line = self._line
-        if self.kind is SubscriptionType.SHARED:
-            count = len(line)
-            for _ in range(count):
-                member = line[self._turn]
-                self._turn = (self._turn + 1) % count
-                if self._has_room(member, size):
-                    return member
-        elif self.kind is SubscriptionType.KEY_SHARED:
-            key = record.value.key or record.value.producer_name or ""
-            owner = self._owners.find(key, self._by_name)
-            if owner is None:
-                self._world.counters.unheard += 1
-                return None
-            if self._has_room(self._members[owner.consumer_id], size):
-                return self._members[owner.consumer_id]
-        elif line and self._has_room(line[0], size):
-            return line[0]
-        self._world.counters.dropped += 1
-        return None
-
-    def _has_room(self, member: _Member, size: int) -> bool:
-        limits = self._world.limits
-        if self._world.bytes_queued + size > limits.bytes_max:
-            return False
-        # A record that is larger than a queue may be goes alone.
-        return not member.queue or (
-            len(member.queue) < limits.queue_records_max
-            and member.bytes_queued + size <= limits.queue_bytes_max
+        """Queue a record."""
+        limits, world = self._world.limits, self._world
+        count = len(self._fresh) + self._dispatch.held
+        is_full = count >= limits.queue_records_max or (
+            # A record that is larger than the queue goes alone.
+            count > 0 and self._bytes_queued + size > limits.queue_bytes_max
         )
+        if is_full or not self._names or world.bytes_queued + size > limits.bytes_max:
+            world.counters.dropped += 1
+            return
+        self._fresh.append(record)
+        self._bytes_queued += size
+        world.bytes_queued += size
+        world.schedule(self)
+
+    def run(self) -> None:
+        """Deliver what the streams take."""
+        dispatch, counters = self._dispatch, self._world.counters
+        if self._fresh:
+            fresh, self._fresh = self._fresh, []
+            first = dispatch.offset_next
+            end = first + len(fresh)
+            dispatch.feed(
+                range(first, end),
+                [record.size for record in fresh],
+                offset_end=end,
+                keys=[record.value.key or record.value.producer_name or "" for record in fresh],
+                values=fresh,
+            )
+        while actions := dispatch.poll(0):
+            for action in actions:
+                if isinstance(action, Deliver):
+                    counters.delivered += len(action.offsets)
+                    # Before it is written: the stream may ask for more in that call.
+                    change = dispatch.ack(action.offsets, head=dispatch.offset_next)
+                    assert change is not None
+                    dispatch.confirmed(change, now_ms=0)
+                    self._streams[action.consumer_id].deliver(action.values, None)
+                elif isinstance(action, Change):
+                    dispatch.confirmed(action, now_ms=0)
+                elif isinstance(action, Notice) and action.kind is NoticeKind.SKIPPED:
+                    counters.unheard += action.records
+        self._world.bytes_queued += dispatch.held_bytes - self._bytes_queued
+        self._bytes_queued = dispatch.held_bytes
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _add(self, consumer_id: int, name: str, filters: Iterable[str]) -> _Member:
-        if self.kind is SubscriptionType.EXCLUSIVE and self._members:
-            raise Conflict("the exclusive subscription has another consumer", consumer=name)
-        member = _Member(consumer_id, name, filters)
-        self._members[consumer_id] = member
-        self._by_name[name] = member
-        self._line.append(member)
-        self._wake_up()
-        return member
-
-    def _clear(self, member: _Member) -> None:
-        self._world.bytes_queued -= member.bytes_queued
-        member.bytes_queued = 0
-        member.queue.clear()
-
-    def _remove(self, member: _Member) -> None:
-        del self._members[member.consumer_id]
-        del self._by_name[member.name]
-        at = self._line.index(member)
-        del self._line[at]
-        if at < self._turn:
-            self._turn -= 1
-        if self._turn >= len(self._line):
-            self._turn = 0
-        member.sink = None
-        member.is_attached = False
-        left = list(member.queue)
-        self._clear(member)
-        for record, size in left:
-            self.publish(record, size)
-        if not self._members:
-            self._rest()
-
-    def _give_up(self, member: _Member) -> None:
-        """Do without a consumer whose stream never came."""
-        if self._members.get(member.consumer_id) is member:
-            self.dismiss(member.consumer_id)
-
-    def _rest(self) -> None:
-        self._wake_up()
-        self._timer = self._world.loop.call_later(
-            self._world.limits.idle_s, self._world.expired, self
+    def _clear(self) -> None:
+        """Drop the queue."""
+        self._world.bytes_queued -= self._bytes_queued
+        self._bytes_queued = 0
+        self._fresh = []
+        records_max = self._world.limits.queue_records_max
+        self._dispatch = Dispatch(
+            self.kind,
+            policy=FailurePolicy(ack_timeout_ms=0),
+            limits=Limits(max_unacked_messages=records_max, held_max=records_max, skip_grace_ms=0),
         )
 
-    def _wake_up(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _set_idle_timer(self) -> None:
+        limits = self._world.limits
+        self._timer = self._world.loop.call_later(limits.idle_s, self._world.expired, self)

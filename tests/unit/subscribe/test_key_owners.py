@@ -1,28 +1,19 @@
-"""The small parts of dispatch: filters, alarms, backlog, ring, owners of keys."""
+"""Key filters and the owners of keys."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.subscribe.alarms import Alarms
-from frazil.subscribe.backlog import Backlog, fitting
-from frazil.subscribe.key_filter import key_filter
-from frazil.subscribe.key_owners import KeyOwners
-from frazil.subscribe.places import Consumer
+from frazil.subscribe.delivery_state import Member
+from frazil.subscribe.key_shared import KeyOwners, key_filter
 from frazil.subscribe.policy import Limits
-from frazil.subscribe.ring import Ring
-
-MUCH = 1 << 40
 
 
-def consumer(name, *, messages=MUCH, size_bytes=MUCH, patterns=()):
-    made = Consumer(1, name, key_filter(patterns))
-    made.messages, made.size_bytes = messages, size_bytes
-    return made
+def consumer(name, *, patterns=()):
+    return Member(1, name, key_filter(patterns))
 
 
 def glob(pattern, key):
@@ -51,97 +42,6 @@ def test_no_pattern_takes_for_ever():
     """Many stars and a long key that almost matches are decided, not tried in all ways there are."""
     # To try all of them, 20,000 over 30, would go on until the test's time is over.
     assert not key_filter(["*a" * 30 + "b"])("a" * 20_000)
-
-
-def test_alarms_ring_once_in_order_of_their_times():
-    """An alarm that was moved rings at its new time only; one taken back does not ring."""
-    alarms = Alarms()
-    alarms.set(5, 100)
-    alarms.set(3, 100)
-    alarms.set(7, 50)
-    alarms.set(7, 200)
-    alarms.set(9, 60)
-    assert alarms.clear(9) == 60
-    assert alarms.clear(9) is None
-    assert (len(alarms), alarms.first_ms(), alarms.due_ms(7)) == (3, 100, 200)
-    assert alarms.ring(99) == []
-    assert alarms.ring(100) == [3, 5]
-    assert alarms.ring(1_000) == [7]
-    assert alarms.first_ms() is None
-
-
-def test_alarms_taken_back_take_no_memory():
-    """However many are set and cleared, the heap stays small."""
-    alarms = Alarms()
-    for offset in range(10_000):
-        alarms.set(offset, 10**6)
-        alarms.clear(offset)
-    assert len(alarms._heap) <= 66
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "count"), [(0, 0), (1, 1), (10, 1), (11, 2), (30, 3), (99, 3)]
-)
-def test_the_record_that_crosses_a_limit_fits(size_bytes, count):
-    """Records fit until the limit is reached, and one larger than it fits alone."""
-    assert fitting([10, 10, 10], size_bytes) == count
-
-
-def test_a_backlog_gives_back_what_it_was_given():
-    """Slices come in order; what is not dropped stays; old entries are let go."""
-    backlog = Backlog()
-    taken, offset = [], 0
-    for _ in range(3_000):
-        backlog.add(range(offset, offset + 3), [1, 1, 1])
-        offset += 3
-        offsets, sizes = backlog.peek(messages=2, size_bytes=10)
-        assert len(sizes) == 2
-        backlog.drop(2)
-        taken += offsets
-    assert taken == list(range(6_000))
-    assert (len(backlog), backlog.head) == (3_000, 6_000)
-    assert len(backlog._offsets) < 7_000
-    assert backlog.peek(messages=9, size_bytes=9, below=6_004)[0] == [6_000, 6_001, 6_002, 6_003]
-
-
-@given(st.lists(st.integers(1, 7), max_size=20), st.integers(1, 5))
-def test_a_ring_deals_exactly_evenly(bursts, among):
-    """After any bursts the hands differ by one at most, and each hand ascends."""
-    ring = Ring()
-    for name in range(among):
-        ring.add(consumer(str(name)))
-    counts, offset = Counter(), 0
-    for burst in bursts:
-        dealt, count = ring.deal(list(range(offset, offset + burst)), [1] * burst)
-        offset += burst
-        assert count == burst
-        for each, offsets in dealt:
-            assert offsets == sorted(offsets)
-            counts[each.name] += len(offsets)
-        values = [counts[str(name)] for name in range(among)]
-        assert max(values) - min(values) <= 1
-
-
-def test_a_consumer_without_room_does_not_hold_up_a_ring():
-    """Its turn passes to the next; what nobody takes is not dealt."""
-    ring = Ring()
-    for name, messages in (("a", 1), ("b", 0), ("c", 2)):
-        ring.add(consumer(name, messages=messages))
-    dealt, count = ring.deal([0, 1, 2, 3, 4], [1] * 5)
-    assert {each.name: offsets for each, offsets in dealt} == {"a": [0], "c": [1, 2]}
-    assert (count, ring.room) == (3, 0)
-
-
-def test_leaving_a_ring_keeps_the_turns_of_the_others():
-    """Who was next is next."""
-    ring = Ring()
-    members = [consumer(name) for name in "abc"]
-    for member in members:
-        ring.add(member)
-    ring.deal([0, 1], [1, 1])
-    ring.remove(members[0])
-    ring.remove(members[0])
-    assert [each.name for each, _ in ring.deal([2, 3], [1, 1])[0]] == ["c", "b"]
 
 
 def test_a_new_key_goes_to_the_consumer_with_fewest():

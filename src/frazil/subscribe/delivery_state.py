@@ -1,0 +1,253 @@
+"""The state of one delivery, and the actions that dispatch returns to its caller.
+
+Actions carry lists of offsets, not one object per record: one action is one write to a stream or
+one frame in the journal.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from frazil.errors import FrazilError
+
+__all__ = [
+    "Action",
+    "Alarms",
+    "Cause",
+    "Change",
+    "DeadLetter",
+    "Deliver",
+    "DeliveryRecord",
+    "Member",
+    "Notice",
+    "NoticeKind",
+    "State",
+]
+
+
+class State(enum.Enum):
+    """Where an unsettled record is. An ack under way does not change it: see `settling`."""
+
+    UNREAD = "unread"
+    """Acked before this process read it from the topic."""
+    HELD = "held"
+    """Read and not yet delivered; not part of the window."""
+    IN_FLIGHT = "in flight"
+    """With a consumer."""
+    COUNTING = "counting"
+    """Its failed delivery is being journalled."""
+    UNCOUNTED = "uncounted"
+    """The journal refused its failed delivery; retried after `retry_ms`."""
+    WAITING = "waiting"
+    """Its next attempt is durable and its delay runs."""
+    READY = "ready"
+    """The next consumer with room gets it."""
+    DEAD = "dead"
+    """To be published to the dead-letter topic."""
+    BLOCKED = "blocked"
+    """Failed too often under the policy block."""
+    OWED = "owed"
+    """To be settled without an ack; a refused change is retried after `retry_ms`."""
+    SETTLED = "settled"
+    """Durably settled."""
+    PASSED = "passed"
+    """Durably settled while it was held: it leaves its queue when its turn comes."""
+
+
+class Cause(enum.Enum):
+    """Why a durable change is made."""
+
+    ACK = "ack"
+    DEAD_LETTER = "dead_letter"
+    DROP = "drop"
+    SKIP = "skip"
+    GONE = "gone"
+    NACK = "nack"
+    TIMEOUT = "timeout"
+    LOST = "lost"
+
+
+class Member:
+    """A consumer as dispatch sees it: name, key filter, and how much its stream takes now."""
+
+    __slots__ = (
+        *("accepts", "consumer_id", "is_attached", "messages", "name"),
+        *("new", "ready", "size_bytes"),
+    )
+
+    def __init__(self, consumer_id: int, name: str, accepts: Callable[[str], bool]) -> None:
+        self.consumer_id = consumer_id
+        self.name = name
+        self.accepts = accepts
+        self.is_attached = True
+        self.messages = 0
+        self.size_bytes = 0
+        # Heaps of offsets whose key this consumer owns (KeyShared only).
+        self.ready: list[int] = []
+        self.new: list[int] = []
+
+
+class Change:
+    """A change of the durable state: the caller journals it, then calls `confirmed` or `failed`.
+
+    `ranges` are half-open ranges of offsets to settle; `attempts` are the numbers of the next
+    delivery of `offsets`, which ascend then. A change has one or the other. `after` are earlier
+    changes that must be durable before the call is answered, because the call repeats them; an
+    empty change is not journalled. `unsent` maps consumer ids to settled offsets that were not
+    sent yet and must not be sent.
+    """
+
+    __slots__ = (
+        *("after", "attempts", "cause", "dues_ms", "error", "gaps"),
+        *("is_open", "offsets", "ranges", "records", "unsent"),
+    )
+
+    def __init__(self, cause: Cause) -> None:
+        self.cause = cause
+        self.records: list[DeliveryRecord] = []
+        self.offsets: list[int] = []
+        self.ranges: list[tuple[int, int]] = []
+        self.attempts: list[int] = []
+        self.dues_ms: list[int] = []
+        self.after: list[Change] = []
+        self.gaps: list[tuple[int, int]] = []
+        self.unsent: dict[int, list[int]] = {}
+        self.is_open = True
+        self.error: FrazilError | None = None
+        """Why it was not journalled."""
+
+    def __repr__(self) -> str:
+        what = list(zip(self.offsets, self.attempts, strict=True)) if self.attempts else self.ranges
+        return f"Change({self.cause.value}, {what})"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to journal."""
+        return not self.ranges and not self.attempts
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the change settles records (or would, were it not empty)."""
+        return not self.attempts
+
+
+class DeliveryRecord(msgspec.Struct, eq=False):
+    """Everything that dispatch knows about one unsettled record.
+
+    `value` is kept from the reading to the first delivery; a later delivery reads it again.
+    `sent_ms` is -1 until the delivery is sent; `until_ms`, if not -1, is when its ack is due
+    instead of by the policy's time-out.
+    `attempt` is the number of the current or next delivery, `attempt_next` the number that a change
+    under way makes durable. `settling` and `counting` are changes under way.
+    """
+
+    offset: int
+    size: int = 0
+    key: str = ""
+    value: Any = None
+    state: State = State.HELD
+    attempt: int = 1
+    attempt_next: int = 0
+    due_ms: int = 0
+    sent_ms: int = -1
+    until_ms: int = -1
+    member: Member | None = None
+    settling: Change | None = None
+    counting: Change | None = None
+    cause: Cause = Cause.ACK
+    reason: str = ""
+
+
+class Deliver(NamedTuple):
+    """Write these records to the consumer's stream, in this order.
+
+    `attempts` are the numbers of these deliveries, None if all are the first. A value is None if
+    the record must be read again.
+    """
+
+    consumer_id: int
+    offsets: list[int]
+    attempts: list[int] | None
+    values: list[Any]
+
+
+class DeadLetter(NamedTuple):
+    """Publish the record to the dead-letter topic, then call `dead_lettered`."""
+
+    offset: int
+    attempt: int
+    reason: str
+
+
+class NoticeKind(enum.Enum):
+    """Kinds of notices."""
+
+    BLOCKED = "blocked"
+    UNBLOCKED = "unblocked"
+    DROPPED = "dropped"
+    SKIPPED = "skipped"
+    DISPLACED = "displaced"
+    PROMOTED = "promoted"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+
+
+class Notice(NamedTuple):
+    """Something worth a log line, a metric, or the end of a displaced stream."""
+
+    kind: NoticeKind
+    consumer_id: int = 0
+    offset: int = -1
+    attempt: int = 0
+    reason: str = ""
+    records: int = 1
+
+
+Action = Deliver | DeadLetter | Notice | Change
+
+
+class Alarms:
+    """At most one alarm per offset, in the order of their times."""
+
+    __slots__ = ("_heap", "dues_ms")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int]] = []
+        self.dues_ms: dict[int, int] = {}
+        """The alarm of each offset. Only for reading."""
+
+    def set(self, offset: int, due_ms: int) -> None:
+        """Set or move the alarm of an offset."""
+        self.dues_ms[offset] = due_ms
+        heapq.heappush(self._heap, (due_ms, offset))
+        # Entries of cleared or moved alarms stay in the heap until their time: they must not
+        # accumulate.
+        if len(self._heap) > 64 + 2 * len(self.dues_ms):
+            self._heap = [(due_ms, offset) for offset, due_ms in self.dues_ms.items()]
+            heapq.heapify(self._heap)
+
+    def clear(self, offset: int) -> None:
+        """Remove the alarm of an offset, if it has one."""
+        self.dues_ms.pop(offset, None)
+
+    def first_ms(self) -> int | None:
+        """Return the time of the next alarm."""
+        heap = self._heap
+        while heap and self.dues_ms.get(heap[0][1]) != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def ring(self, now_ms: int) -> list[int]:
+        """Return, ascending, the offsets whose time has come, and remove their alarms."""
+        rung = set()
+        while (first_ms := self.first_ms()) is not None and first_ms <= now_ms:
+            offset = heapq.heappop(self._heap)[1]
+            del self.dues_ms[offset]
+            rung.add(offset)
+        return sorted(rung)

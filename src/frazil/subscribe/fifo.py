@@ -1,0 +1,161 @@
+"""FIFO dispatch for Exclusive, Failover and Shared: one queue of records in offset order."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
+
+__all__ = ["FifoDispatcher", "Hands"]
+
+Hands = list[tuple[Member, list[DeliveryRecord]]]
+"""Records to deliver, by consumer."""
+
+HELD, IN_FLIGHT, READY = State.HELD, State.IN_FLIGHT, State.READY
+
+
+class FifoDispatcher:
+    """Deal records to consumers in turn, redeliveries before records that were never delivered.
+
+    Unless the subscription is Shared, only the consumer that attached first takes part. A consumer
+    without room loses its turn and does not hold up the others.
+    """
+
+    def __init__(self, records: dict[int, DeliveryRecord], *, is_shared: bool) -> None:
+        self._is_shared = is_shared
+        self._records = records
+        self.waiting: deque[DeliveryRecord] = deque()
+        """Records that were never delivered."""
+        self.ready: list[int] = []
+        """A heap of offsets to deliver again."""
+        self._members: list[Member] = []
+        self._turn = 0
+
+    @property
+    def held(self) -> int:
+        """How many records were read and not yet delivered."""
+        return len(self.waiting)
+
+    def room(self, *, held_max: int, unacked: int) -> int:
+        """Return how many more records may be fed: held ones lie above all gaps of the cursor."""
+        del unacked
+        return held_max - len(self.waiting)
+
+    @property
+    def active(self) -> Member | None:
+        """The one consumer that gets everything; None for Shared and without consumers."""
+        return self._members[0] if self._members and not self._is_shared else None
+
+    def join(self, member: Member, now_ms: int) -> None:
+        """Add a consumer; its turn is the last of the round."""
+        del now_ms
+        if self._is_shared:
+            self._members.insert(self._turn, member)
+            self._turn = (self._turn + 1) % len(self._members)
+        else:
+            self._members.append(member)
+
+    def leave(self, member: Member, now_ms: int) -> None:
+        """Remove a consumer; the others keep their turns."""
+        del now_ms
+        at = self._members.index(member)
+        del self._members[at]
+        if at < self._turn:
+            self._turn -= 1
+        if self._turn >= len(self._members):
+            self._turn = 0
+
+    def replace(self, old: Member, new: Member, now_ms: int) -> None:
+        """Let a consumer take the place of another, active or in turn."""
+        del now_ms
+        self._members[self._members.index(old)] = new
+
+    def feed(self, records: Sequence[DeliveryRecord]) -> None:
+        """Take records in, with higher offsets than all before."""
+        self.waiting.extend(records)
+
+    def again(self, record: DeliveryRecord) -> None:
+        """Queue a READY record for another delivery."""
+        heapq.heappush(self.ready, record.offset)
+
+    def settled(self, records: Sequence[DeliveryRecord]) -> None:
+        """Do nothing: settled records are dropped when they reach the front of the queue."""
+
+    def skip(self, now_ms: int) -> list[DeliveryRecord]:
+        """Return no records: without filters every record has a consumer."""
+        del now_ms
+        return []
+
+    def due_ms(self) -> int | None:
+        """Return None: nothing depends on the time."""
+        return None
+
+    def assign_ready(self) -> Hands:
+        """Deal out READY records, lowest offset first."""
+        ready, hands = self.ready, dict[Member, list[DeliveryRecord]]()
+        while ready:
+            record = self._records.get(ready[0])
+            # An entry may be stale: the record was acked meanwhile, or is queued twice.
+            if record is not None and record.state is READY and record.settling is None:
+                member = self._next()
+                if member is None:
+                    break
+                member.messages -= 1
+                member.size_bytes -= record.size
+                record.state = IN_FLIGHT
+                hands.setdefault(member, []).append(record)
+            heapq.heappop(ready)
+        return list(hands.items())
+
+    def assign_new(
+        self, *, messages: int, size_bytes: int, now_ms: int, attempts_max: int
+    ) -> tuple[Hands, DeliveryRecord | None]:
+        """Deal out records never delivered, lowest offset first, within the window.
+
+        The second value is the next record if it cannot simply be delivered: its ack is under way,
+        or it failed or waits since before a restart.
+        """
+        queue, hands = self.waiting, dict[Member, list[DeliveryRecord]]()
+        only = self._members[0] if self._members and not self._is_shared else None
+        special = None
+        while queue and messages > 0 and size_bytes > 0:
+            record = queue[0]
+            if record.state is not HELD:
+                queue.popleft()
+                continue
+            if record.settling is not None or (
+                record.attempt > 1 and (record.due_ms > now_ms or record.attempt > attempts_max)
+            ):
+                special = queue.popleft()
+                break
+            member = only if only is not None and only.messages > 0 else self._next()
+            if member is None or member.size_bytes <= 0:
+                break
+            queue.popleft()
+            size = record.size
+            member.messages -= 1
+            member.size_bytes -= size
+            messages -= 1
+            size_bytes -= size
+            hand = hands.get(member)
+            if hand is None:
+                hands[member] = [record]
+            else:
+                hand.append(record)
+        return list(hands.items()), special
+
+    def _next(self) -> Member | None:
+        """Return the next consumer in turn that has room."""
+        members = self._members
+        if not self._is_shared:
+            if members and members[0].messages > 0 and members[0].size_bytes > 0:
+                return members[0]
+            return None
+        for _ in members:
+            member = members[self._turn]
+            self._turn = (self._turn + 1) % len(members)
+            if member.messages > 0 and member.size_bytes > 0:
+                return member
+        return None
