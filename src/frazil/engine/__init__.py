@@ -22,22 +22,22 @@ from frazil.engine.inspection import (
     locked_for_reading,
     verify_segment,
 )
-from frazil.engine.objects_requests import CollectObjects, ListObjects
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.registry import Registry
-from frazil.engine.stats import oldest_kept_by
-from frazil.engine.stats_file import replace_told
-from frazil.engine.subscribing_requests import (
+from frazil.engine.requests import (
     Call,
+    CollectObjects,
     Create,
     Drop,
     List,
+    ListObjects,
     MakeBackup,
     Policy,
     Reset,
     decode_call,
     encode_call,
 )
+from frazil.engine.stats import oldest_kept_by, replace_run_file
 from frazil.engine.topic import Topic
 from frazil.subscribe import Delivery
 
@@ -76,6 +76,6 @@ __all__ = [
     "oldest_kept_by",
     "open_async",
     "open_engine",
-    "replace_told",
+    "replace_run_file",
     "verify_segment",
 ]

@@ -228,7 +228,7 @@ class Engine(Registry):
         return first
 
     def _create_all(self, specs: Sequence[TopicSpec], schema: bytes) -> None:
-        """Create a topic, or the parts and their parent: all of them, or none is left behind."""
+        """Create a topic, or the parts and their parent: all of them or none."""
         try:
             for spec in specs:
                 self._create_one(spec, schema)
@@ -382,7 +382,7 @@ class Engine(Registry):
     ) -> dict[int, bytes]:
         """Return all versions of the columns with the changed ones: the same for every part.
 
-        What an `alter` that failed half way left behind is finished first, so that no version ever
+        An unfinished `alter` is completed first, so that no version ever
         means different columns in different places. The same call again finds its work done.
         """
         spec = runtimes[0].state.spec

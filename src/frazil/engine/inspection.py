@@ -106,7 +106,7 @@ class Access(NamedTuple):
 
 @contextlib.contextmanager
 def locked_for_reading(file_system: FileSystem, paths: DataDirectory) -> Iterator[Access]:
-    """Keep writers out while a directory is looked at, or say who writes it.
+    """Keep writers out while a directory is looked at, or name its writer.
 
     Nothing is created: where there is no lock file, there is no writer.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from frazil.engine.stats_file import remove_told, write_told
+from frazil.engine.stats import remove_stats_file, write_stats_file
 from frazil.engine.upkeep import Upkeep
 from frazil.errors import (
     Closed,
@@ -98,7 +98,7 @@ class Registry(Instance):
             compression=None if compression == "none" else compression
         )
         self.on_fenced: Callable[[Closed], None] | None = None
-        """Is told when another has taken over the data: the process should end."""
+        """Called when another process has taken over the data: this one should end."""
         self._tiers: Tiers | None = None
         self.subscribing = Subscribing(self)
         self._deleting: dict[int, TopicSpec] = {}
@@ -145,13 +145,13 @@ class Registry(Instance):
         self.subscriptions = Subscriptions(self, self.cursors, self.subscribing)
         try:
             if not self.ownership.expires:
-                # Whoever has the directory's lock owns it; else the lease says who does.
+                # The lock of the directory decides about the owner; otherwise the lease does.
                 self._on_owned()
             known, ends = known_topics(stores.shared)
             self._known_cursors = known_cursors(stores.shared)
             if self.settings.memory.enabled:
                 self._tiers = Tiers(self, stores.local, threads=self._threads)
-                self.tiers.write_stats = partial(write_told, self)
+                self.tiers.write_stats = partial(write_stats_file, self)
                 self._sources.append(self.tiers.disk.history)
                 for topic_id, end in self.tiers.open(
                     suspect=bool(stores.warnings) or not stores.local.revision()
@@ -310,7 +310,7 @@ class Registry(Instance):
         return states
 
     def _bind(self, spec: TopicSpec) -> None:
-        # The version counts what is there: who read it before looks again.
+        # The version changes with the topics: caches of an older version are stale.
         if spec.partitions:
             self._parents[spec.name] = spec
             self._topics_version += 1
@@ -399,7 +399,7 @@ class Registry(Instance):
             Unavailable: if the last sync failed; what was acked as `received` only may be lost.
         """
         if os.getpid() != self._process:
-            # A forked child: files, metadata and lock belong to the parent, who goes on using them.
+            # A forked child: files, metadata and lock belong to the parent, which still uses them.
             self.closed = True
             return
         # While the journals still take acks.
@@ -421,7 +421,7 @@ class Registry(Instance):
         self._rebuild_index()
         self.ownership.stop()
         self.stores.close()
-        remove_told(self)
+        remove_stats_file(self)
         self._lock.release()
         event("engine_closed", data_dir=self.paths.root)
         if failed is not None:

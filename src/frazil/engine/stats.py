@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from frazil.fs import write_fully
 from frazil.log import RANGE_LOST
 from frazil.model import topic_uid
 from frazil.objects import unreadable
 from frazil.schema import column_id, partition_spec_text, type_name
+from frazil.telemetry import warn
 from frazil.tiers import on_full_of, quota_of
 from frazil.topic import first_held, special_ranges
 
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
 
     from frazil.config import LogSettings, Settings
     from frazil.engine.registry import Registry
+    from frazil.fs import FileSystem
     from frazil.log import Log, Segment, TopicState
     from frazil.model import TopicSpec
     from frazil.topic import TopicRuntime
@@ -103,7 +109,7 @@ def oldest_kept_by(
 ) -> list[dict[str, Any]]:
     """Return the holds that keep the oldest segment of a journal; the active one needs none.
 
-    Segments go oldest first: these holds keep everything behind it as well, of all topics.
+    Segments go oldest first: these holds keep all later segments as well, of all topics.
     """
     found: list[dict[str, Any]] = []
     for oldest in segments[:-1][:1]:
@@ -290,3 +296,42 @@ def _journal(log: Log, *, tiered: bool) -> dict[str, Any]:
         },
         "failed": None if journal.failed is None else str(journal.failed),
     }
+
+
+NAME = "stats.json"
+
+
+def write_stats_file(engine: Registry) -> None:
+    """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
+    files, directory = engine.file_system, engine.paths.run
+    stats = engine_stats(engine, engine.runtimes)
+    told = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
+    replace_run_file(files, directory, NAME, msgspec.json.encode(told, enc_hook=str))
+
+
+def replace_run_file(files: FileSystem, directory: str, name: str, data: bytes) -> None:
+    """Replace a small file of the running process as one step. Nothing is synced.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    files.make_directory(directory)
+    fresh = f"{directory}/{name}.tmp"
+    if files.stat(fresh) is not None:
+        files.unlink(fresh)
+    file = files.open(fresh, "create")
+    try:
+        write_fully(file, 0, [data])
+    finally:
+        file.close()
+    files.rename(fresh, f"{directory}/{name}")
+
+
+def remove_stats_file(engine: Registry) -> None:
+    """Remove the file at the end: nobody runs here any more."""
+    path = f"{engine.paths.run}/{NAME}"
+    try:
+        if engine.file_system.stat(path) is not None:
+            engine.file_system.unlink(path)
+    except OSError as error:
+        warn("stats_file_not_removed", path=path, error=error)

@@ -463,7 +463,7 @@ class Topic(TopicHandle):
         )
 
     def _reached(self, found: Ack, ack: str | None) -> Ack:
-        """Wait for the tier behind the log where that was asked for."""
+        """Wait for the tier of the ack level, if it is one."""
         wait_reached(ack, [(self._runtime, found)])
         return found
 

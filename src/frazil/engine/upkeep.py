@@ -157,7 +157,7 @@ class Upkeep:
                 runtime.refusal = error
             elif runtime.refusal == error:
                 runtime.refusal = None
-        # Last: who sees that publishing stopped or resumed finds every topic in line with it.
+        # Last: a caller that sees this flag finds every topic in line with it.
         self.publishing_stopped = self.space.blocked
 
     def forget_gone(self) -> None:

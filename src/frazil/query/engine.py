@@ -36,7 +36,7 @@ from frazil.query.result import BATCH_ROWS, Result, Stream
 from frazil.query.tables import catalog_table
 from frazil.query.views import LOG_SUFFIX, Request
 from frazil.topic import watching
-from frazil.topic.watched import watched
+from frazil.topic.as_of import watched
 
 if TYPE_CHECKING:
     import duckdb

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.engine import replace_told
+from frazil.engine import replace_run_file
 from frazil.fs import read_fully
 from frazil.struct_types import learnt
 from frazil.telemetry import warn
@@ -40,7 +40,7 @@ def announce(engine: Engine, *, http_url: str, certificate_file: str) -> None:
     where = os.path.abspath(certificate_file) if certificate_file else ""
     data = msgspec.json.encode(Announced(os.getpid(), http_url, where))
     try:
-        replace_told(files, directory, NAME, data)
+        replace_run_file(files, directory, NAME, data)
     except OSError as error:
         warn("broker_not_announced", path=directory, error=error)
 

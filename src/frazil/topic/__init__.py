@@ -21,7 +21,15 @@ from frazil.topic.admission import (
     when_room,
     when_room_async,
 )
-from frazil.topic.as_of import first_held, moment, moments_of, special_ranges, wait_for
+from frazil.topic.as_of import (
+    check_watch,
+    first_held,
+    moment,
+    moments_of,
+    special_ranges,
+    wait_for,
+    watching,
+)
 from frazil.topic.change_feed import ChangeFeed
 from frazil.topic.change_frames import CHANGE_FLAGS, change_schema, plan_change_read
 from frazil.topic.change_input import (
@@ -41,27 +49,19 @@ from frazil.topic.change_input import (
 )
 from frazil.topic.changes import ChangeCodec, completed, merged
 from frazil.topic.changing import STEPS_MAX, Move, Step, TopicChanges, Written, check_stays, step_of
-from frazil.topic.cursor_paths import SUBSCRIPTIONS, cursor_path
-from frazil.topic.ddl_recovery import (
-    missing_schemas,
-    parts_options,
-    schema_control,
-    shared_schemas,
-    topic_control,
-    unfinished,
-)
 from frazil.topic.frames import MessageCodec, MessageTopicCodec, TableCodec
 from frazil.topic.indexing import (
     SHARED_ID,
+    SUBSCRIPTIONS,
     CursorRow,
     Indexer,
     Stores,
+    cursor_path,
     known_cursors,
     known_topics,
     open_stores,
 )
 from frazil.topic.instance import Instance
-from frazil.topic.namespaces import has_namespace_for
 from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
 from frazil.topic.reading import AsyncReader, Reader, Start, start_offset
 from frazil.topic.runtime import MESSAGE_OVERHEAD_BYTES, Prepared, TopicRuntime
@@ -86,11 +86,16 @@ from frazil.topic.spec import (
     check_options,
     column_changes,
     first_columns,
+    missing_schemas,
+    parts_options,
     request_topic,
+    schema_control,
+    shared_schemas,
     specs_of,
+    topic_control,
+    unfinished,
 )
-from frazil.topic.states import BYTES_MAX, VALUE_BYTES_MAX, States, StateTag
-from frazil.topic.watched import check_watch, watching
+from frazil.topic.states import BYTES_MAX, VALUE_BYTES_MAX, States, StateTag, has_namespace_for
 
 __all__ = [
     "BYTES_MAX",

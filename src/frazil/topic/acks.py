@@ -175,14 +175,14 @@ class TierWaits:
             self._waiting = [each for each in self._waiting if each[2] is not tell]
 
     def moved(self, ends: Ends) -> None:
-        """Note where the tier stands and wake those who waited for it."""
+        """Note the tier's ends and wake the calls that wait for them."""
         with self._lock:
             ready = self._moved(dict(ends))
         for tell in ready:
             tell()
 
     def grew(self, part: int, end: int) -> None:
-        """Note that the tier has a part below an offset; whoever comes late with less is too late."""
+        """Note that the tier has a part below an offset; a lower offset changes nothing."""
         with self._lock:
             if end <= self.reached.get(part, 0):
                 return

@@ -3,22 +3,114 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from bisect import bisect_right
 from collections.abc import Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from frazil.errors import InvalidRequest, NotFound, Unavailable
 from frazil.model import Ack, full_topic_name
 from frazil.topic.runtime import microseconds
-from frazil.topic.watched import check_watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
 
     from frazil.log import SpecialRange
+    from frazil.query import ChunkView, SnapshotFile, TopicName, TopicSnapshot
     from frazil.topic.runtime import TopicRuntime
 
-__all__ = ["first_held", "moment", "moments_of", "special_ranges", "wait_for"]
+__all__ = [
+    "WatchedSnapshot",
+    "check_watch",
+    "first_held",
+    "moment",
+    "moments_of",
+    "special_ranges",
+    "wait_for",
+    "watched",
+    "watching",
+]
+
+
+class _Watch(threading.local):
+    """What this thread asks before it goes on."""
+
+    check: Callable[[], None] | None = None
+
+
+_watch = _Watch()
+
+
+@contextmanager
+def watching(check: Callable[[], None]) -> Iterator[None]:
+    """Work for a query: `check` raises once it must stop."""
+    before, _watch.check = _watch.check, check
+    try:
+        yield
+    finally:
+        _watch.check = before
+
+
+def check_watch() -> None:
+    """Raise if this thread works for a query that must stop; the caller holds nothing here."""
+    if _watch.check is not None:
+        _watch.check()
+
+
+def watched(
+    snapshots: Mapping[TopicName, Sequence[TopicSnapshot]], check: Callable[[], None]
+) -> dict[TopicName, list[TopicSnapshot]]:
+    """Return the snapshots so that `check` is called before each file; it raises to stop."""
+    return {
+        topic: [WatchedSnapshot(snapshot, check) for snapshot in parts]
+        for topic, parts in snapshots.items()
+    }
+
+
+class WatchedSnapshot:
+    """A snapshot that asks before each file, and before keys are looked up."""
+
+    def __init__(self, snapshot: TopicSnapshot, check: Callable[[], None]) -> None:
+        self._snapshot = snapshot
+        self._check = check
+        self.part: int | None = snapshot.part
+        self.end: int = snapshot.end
+        self.cut: int = snapshot.cut
+        self.chunks: Sequence[ChunkView] = snapshot.chunks
+        self.files: Sequence[SnapshotFile] = snapshot.files
+
+    def file_path(self, file: Any, /) -> str | None:
+        """Return the file's path for DuckDB, None if it must be read through `read_file`."""
+        self._check()
+        return self._snapshot.file_path(file)
+
+    def read_file(self, file: Any, columns: Sequence[str], /) -> pa.Table:
+        """Read columns of a file."""
+        self._check()
+        return self._snapshot.read_file(file, columns)
+
+    def file_schema(self, file: Any, /) -> pa.Schema:
+        """Return the topic's columns in the schema version of the file."""
+        return self._snapshot.file_schema(file)
+
+    def dead(self) -> npt.NDArray[np.int64]:
+        """Return the superseded offsets below the cut, ascending."""
+        return self._snapshot.dead()
+
+    def get_many(self, keys: Sequence[tuple[Any, ...]], /) -> Sequence[Mapping[str, Any] | None]:
+        """Return the row of each key at this snapshot."""
+        self._check()
+        return self._snapshot.get_many(keys)
+
+    def close(self) -> None:
+        """Release what is pinned."""
+        self._snapshot.close()
+
 
 WAIT_STEP_S: Final = 0.02
 """A query that waits for an offset is asked so often whether it may still run."""
@@ -122,7 +214,7 @@ def _topic_name(runtime: TopicRuntime) -> str:
 
 
 def moments_of(runtimes: Sequence[TopicRuntime], wanted: Any) -> dict[str, int]:
-    """Return the offsets behind what is to be seen, by the name of the topic or part.
+    """Return the ends of the visible offsets, by the name of the topic or part.
 
     `wanted` has the forms of `wait_for`. A number is the first offset that is not seen, an ack's
     records are; of several for one part the last counts. What is not named is not among them.
@@ -143,7 +235,7 @@ def moment(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> in
 
     Raises:
         InvalidRequest: if the moment is wrong, or the state of then is not known any more because
-            it lies between two commits; the error names the nearest that can be seen.
+            it is between two commits; the error names the nearest that can be seen.
         NotFound: if the records of then are no longer held; the error names the first that are.
     """
     if offset is None and time is None:

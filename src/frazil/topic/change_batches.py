@@ -121,7 +121,7 @@ class BulkCodec:
         return payload
 
     def upgraded(self, data: Payload, *, many: bool) -> tuple[Codec, Any]:
-        """Return the batch under the current columns; its fate is told to this codec, too."""
+        """Return the batch under the current columns; this codec is settled with it."""
         del many
         columns, payload = self._columns.upgraded(data)
         return BulkCodec(columns, self), payload

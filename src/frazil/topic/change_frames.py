@@ -64,7 +64,7 @@ def plan_change_read(written: pa.Schema, wanted: pa.Schema, primary_key: Sequenc
     columns, system = len(wanted), len(written)
 
     def read(batch: pa.RecordBatch) -> pa.RecordBatch:
-        # The reader goes by position and does not mind the two columns behind.
+        # The reader goes by position and ignores the two columns after it.
         arrays = read_columns(batch).columns[:columns]
         present = moves.moved_array(batch.column(system + 1))
         return pa.RecordBatch.from_arrays([*arrays, batch.column(system), present], schema=schema)

@@ -15,9 +15,8 @@ from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, Ack
 from frazil.schema import DebeziumReader, positions_of
 from frazil.topic.acks import RANGES_SHOWN_MAX, joined_ack
 from frazil.topic.changing import STEPS_MAX, Move, records_of, step_of, steps_behind
-from frazil.topic.resent import sent_before
 from frazil.topic.runtime import SEQUENCE_MAX
-from frazil.topic.sequencer import Sequencer
+from frazil.topic.sequencer import Sequencer, sent_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,7 +106,7 @@ def _records(piece: list[Step] | Prepared) -> int:
 
 
 def _behind(pieces: Sequence[list[Step] | Prepared], records: int) -> list[list[Step] | Prepared]:
-    """Return the pieces behind so many records, the first of them perhaps in part."""
+    """Return the pieces after so many records, the first of them perhaps in part."""
     left: list[list[Step] | Prepared] = []
     for piece in pieces:
         passed = min(records, _records(piece))

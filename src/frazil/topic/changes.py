@@ -70,7 +70,7 @@ class Change(msgspec.Struct, eq=False, gc=False):
     bitmap of the columns that a partial change names, None for a whole row and for a delete, which
     has its key columns only. `base` is the change it was resolved against while that was not
     written yet. The journal's thread sets `done` or `failed`; nothing else changes once a change
-    is queued: when the columns do, the journal writes a copy, whose `origin` is told its fate.
+    is queued: when the columns do, the journal writes a copy, whose `origin` is settled with it.
     """
 
     key: Any

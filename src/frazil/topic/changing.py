@@ -16,8 +16,7 @@ from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE
 from frazil.schema import part_of_values, positions_of
 from frazil.topic.changes import Change, ChangeCodec, completed, merged
-from frazil.topic.resent import SentMeanwhile, refusal_of, sent_before
-from frazil.topic.sequencer import Image, Sequencer
+from frazil.topic.sequencer import Image, SentMeanwhile, Sequencer, refusal_of, sent_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -182,7 +181,7 @@ class TopicChanges:
     def try_submit(
         self, steps: Sequence[Step], sender: Sender | None, new_waiter: Callable[[], Any]
     ) -> list[Any] | None:
-        """Resolve steps and put them into the queue; return who waits, None if there is no room.
+        """Resolve steps and put them into the queue; return the waiters, None if there is no room.
 
         Raises:
             NotFound: if a key does not exist and the topic's policy is `error`.
@@ -210,7 +209,7 @@ class TopicChanges:
             return []
         records = records_of(steps)
         counts = sent_before(self._runtime.state, sender, records=records)
-        # Rows that are frames of their own may be there without those behind them.
+        # Rows that are frames of their own may be there without the following ones.
         if counts and sum(counts) != records and not self.columns.changes.exact:
             refusal = refusal_of(self._runtime.state, sender, records=records)
             if refusal is not None:
@@ -302,7 +301,7 @@ class TopicChanges:
         """Return steps as they are where no tier knows the state of keys.
 
         Raises:
-            InvalidRequest: if one of them needs it: who reads the log later cannot make it up.
+            InvalidRequest: if one of them needs it: a later reader of the log cannot know it.
         """
         if any(self.needs_state(step) for step in steps):
             raise InvalidRequest(
@@ -460,7 +459,7 @@ def records_of(steps: Sequence[Step]) -> int:
 
 
 def steps_behind(steps: Sequence[Step], records: int) -> list[Step]:
-    """Return the steps behind so many records."""
+    """Return the steps after so many records."""
     for number, step in enumerate(steps):
         if records <= 0:
             return list(steps[number:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -27,7 +29,6 @@ from frazil.metadata import (
 )
 from frazil.model import TopicSpec
 from frazil.struct_types import learnt
-from frazil.topic.cursor_paths import SUBSCRIPTIONS, cursor_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,31 @@ if TYPE_CHECKING:
     from frazil.fs import FileSystem
     from frazil.log import DataDirectory, Journal, TopicState
     from frazil.metadata import LeaseEpoch
+
+__all__ = [
+    "SUBSCRIPTIONS",
+    "cursor_path",
+]
+
+SUBSCRIPTIONS: Final = "/persistent_storage/iceberg/subscriptions/"
+PART_BYTES_MAX: Final = 250
+# A digest has a letter after the percent sign that no escaped character has there.
+_DIGEST: Final = "%sha256-"
+_ESCAPED: Final = re.compile(r"[/%\x00-\x1f\x7f]")
+
+
+def cursor_path(subscription: str, topic: str) -> str:
+    """Return the key for a subscription of a topic given as `/namespace/topic`."""
+    parts = [subscription, *topic.removeprefix("/").split("/", 1)]
+    return SUBSCRIPTIONS + "/".join(map(_part, parts))
+
+
+def _part(text: str) -> str:
+    escaped = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+    if len(escaped.encode()) <= PART_BYTES_MAX:
+        return escaped
+    return _DIGEST + hashlib.sha256(text.encode()).hexdigest()
+
 
 TOPICS: Final = "/topics/"
 SCHEMAS: Final = "/schemas/"
@@ -57,7 +83,7 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CursorRow(msgspec.Struct, array_like=True, frozen=True):
-    """What the index keeps of a subscription: a copy that lags behind the log."""
+    """What the index keeps of a subscription: a copy that is older than the log."""
 
     name: str
     cursor: bytes

@@ -179,7 +179,7 @@ class Reader:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         except NotFound:
             if not self._held and not self._may_skip:
-                # It will not come back, and what lies behind it is not this reader's to keep.
+                # It will not come back, and this reader does not keep the records after it.
                 self._pin.close()
                 raise
         position = self.offset

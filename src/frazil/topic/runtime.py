@@ -11,20 +11,27 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import FRAME_RECORDS_MAX, ChainedHistory, Sender
 from frazil.model import WHOLE
-from frazil.schema import Message, check_message, key_names, part_of_row, parts_of_batch
+from frazil.schema import (
+    MESSAGE_SCHEMA,
+    Message,
+    check_message,
+    key_names,
+    part_of_row,
+    parts_of_batch,
+)
 from frazil.topic.acks import check_level
 from frazil.topic.changing import TopicChanges
 from frazil.topic.frames import MessageTopicCodec, TableCodec, arrow_payload
-from frazil.topic.message_batches import check_message_batch, with_publish_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import pyarrow as pa
 
     from frazil.clock import Clock
     from frazil.config import Settings
@@ -35,6 +42,70 @@ if TYPE_CHECKING:
     from frazil.topic.acks import TierWaits
     from frazil.topic.frames import Columns, KeyedColumns
 
+__all__ = []
+
+_TIME_TYPE = MESSAGE_SCHEMA.field("publish_time").type
+
+
+def with_publish_time(data: object, now_us: int) -> object:
+    """Return Arrow data of messages with a publish time, `now_us` where it has none."""
+    if isinstance(data, (pa.RecordBatch, pa.Table)):
+        table: pa.Table = data
+    elif hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+        table = pa.table(data)
+    else:
+        return data
+    if "publish_time" in table.schema.names:
+        return table
+    times = pa.repeat(pa.scalar(now_us, _TIME_TYPE), table.num_rows)
+    return table.append_column(MESSAGE_SCHEMA.field("publish_time"), times)
+
+
+def check_message_batch(batch: pa.RecordBatch, limits: IngestLimits, now_us: int) -> None:
+    """Check the envelope of a batch of messages against the limits.
+
+    Raises:
+        InvalidRequest: with the number of the first row that is too large or too far in the future.
+    """
+    times = batch.column("publish_time")
+    latest = pa.scalar(now_us + limits.future_time_max_us, _TIME_TYPE)
+    _refuse(pc.greater(times, latest), "publish time is too far in the future")
+    _refuse(pc.less(times, pa.scalar(0, _TIME_TYPE)), "publish time is below zero")
+    keys = pc.fill_null(pc.binary_length(batch.column("key")), 0)
+    _refuse(pc.greater(keys, limits.key_bytes_max), "key is too large")
+    names = pc.fill_null(pc.binary_length(batch.column("producer_name")), 0)
+    _refuse(pc.greater(names, limits.key_bytes_max), "producer_name is too large")
+    sizes = pc.add(pc.binary_length(batch.column("payload")).cast(pa.int64()), pc.add(keys, names))
+    attributes = batch.column("attributes")
+    if attributes.null_count < len(attributes):
+        sizes = pc.add(sizes, _attribute_bytes(attributes, limits))
+    _refuse(pc.greater(sizes, limits.message_bytes_max), "message is too large")
+
+
+def _attribute_bytes(attributes: pa.MapArray, limits: IngestLimits) -> pa.Array:
+    """Return the bytes of each row's attributes, after a look at their number and size."""
+    offsets = np.asarray(attributes.offsets)
+    valid = np.asarray(attributes.is_valid())
+    counts = np.where(valid, np.diff(offsets), 0)
+    _refuse(pa.array(counts > limits.attributes_max), "message has too many attributes")
+    inside = slice(int(offsets[0]), int(offsets[-1]))
+    items = attributes.items[inside]
+    if items.null_count:
+        raise InvalidRequest("attributes must have texts as values, not null")
+    lengths = np.asarray(pc.add(pc.binary_length(attributes.keys[inside]), pc.binary_length(items)))
+    until = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    places = offsets - offsets[0]
+    sizes = np.where(valid, until[places[1:]] - until[places[:-1]], 0)
+    _refuse(pa.array(sizes > limits.attributes_bytes_max), "attributes are too large")
+    return pa.array(sizes, pa.int64())
+
+
+def _refuse(mask: pa.Array, what: str) -> None:
+    row = pc.index(mask, value=True).as_py()
+    if row >= 0:
+        raise InvalidRequest(what, row=row)
+
+
 ROW_OVERHEAD_BYTES: Final = 8
 MESSAGE_OVERHEAD_BYTES: Final = 2 * ROW_OVERHEAD_BYTES
 PRODUCER_CHARACTERS_MAX: Final = 200
@@ -44,8 +115,8 @@ Prepared = tuple["Codec", Any, int, int]
 """codec, data, count (0 for one record), bytes"""
 
 
-class Door(Protocol):
-    """What a publish passes: at once while `level` is 0, else through `admit`."""
+class AdmissionGate(Protocol):
+    """The admission of publishes: immediate while `level` is 0, else through `admit`."""
 
     level: int
 
@@ -56,7 +127,7 @@ class Door(Protocol):
         """Do the same without holding up the loop."""
 
 
-class _OpenDoor:
+class _OpenGate:
     level = 0
 
     def admit(self, timeout_s: float | None = None) -> None:
@@ -66,7 +137,7 @@ class _OpenDoor:
         """Return at once."""
 
 
-OPEN_DOOR: Final = _OpenDoor()
+OPEN_GATE: Final = _OpenGate()
 
 
 class TopicRuntime:
@@ -93,12 +164,12 @@ class TopicRuntime:
         """Set while publishing to this topic is stopped."""
         self.tiers: TopicTiers | None = None
         """What memory and disk hold of the topic; None if the log serves alone."""
-        self.pressure: Door = OPEN_DOOR
+        self.pressure: AdmissionGate = OPEN_GATE
         """What slows publishes down when memory is short."""
         self.lake: TierWaits | None = None
-        """How far the topic's table is, and who waits for it; None if it has no lake."""
+        """The calls that wait for the topic's table, and its ends; None without a lake."""
         self.objects: TierWaits | None = None
-        """How far the topic is uploaded, and who waits for it; None if it has no objects."""
+        """The calls that wait for uploads of the topic, and its ends; None without objects."""
         self.part = state.spec.part_index if state.spec.part_of else WHOLE
         """The number under which its table knows it."""
         self.changes = TopicChanges(self)
@@ -399,7 +470,7 @@ class TopicRuntime:
 
 
 def _summed(payload: Payload) -> Payload:
-    """Sum a payload here, beside other producers, instead of in the one thread of the journal."""
+    """Compute the checksum in the producer's thread instead of the journal's."""
     return payload._replace(crc=zlib.crc32(payload.data))
 
 

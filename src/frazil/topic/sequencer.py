@@ -14,9 +14,9 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 from frazil.errors import Conflict, NotFound
+from frazil.log import judge
 from frazil.model import OP_DELETE
 from frazil.topic.admission import when_room
-from frazil.topic.resent import SentMeanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,10 +24,64 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.errors import FrazilError
-    from frazil.log import Sender
+    from frazil.log import Sender, Sent, TopicState
     from frazil.log.codec import Entry
     from frazil.schema import Key
     from frazil.topic.changes import Change, ChangeCodec
+
+__all__ = []
+
+
+class SentMeanwhile(Exception):
+    """What was about to be resolved has been written meanwhile, by another try of the same call."""
+
+
+def sent_before(state: TopicState, sender: Sender | None, *, records: int) -> list[int]:
+    """Return how many records each of the batches has that a call repeats, from its first one on.
+
+    They may be fewer than the call has: then its rest was not written.
+    """
+    counts: list[int] = []
+    if sender is None or sender.producer is None:
+        return counts
+    known = {each.sequence: each.records for each in _window(state, sender)}
+    sequence = sender.sequence
+    while sequence < sender.sequence + records and sequence in known:
+        counts.append(known[sequence])
+        sequence += counts[-1]
+    return counts
+
+
+def refusal_of(state: TopicState, sender: Sender, *, records: int) -> Conflict | None:
+    """Return why the journal would not take a batch from a producer that has nothing on its way."""
+    assert sender.producer is not None
+    producer = state.producers.get(sender.producer)
+    if producer is None:
+        return None
+    if sender.epoch < producer.epoch:
+        return Conflict(
+            "producer is fenced by a newer epoch",
+            producer=sender.producer,
+            epoch=sender.epoch,
+            epoch_current=producer.epoch,
+        )
+    verdict = judge(
+        _window(state, sender),
+        sequence=sender.sequence,
+        count=records,
+        producer=sender.producer,
+    )
+    return verdict if isinstance(verdict, Conflict) else None
+
+
+def _window(state: TopicState, sender: Sender) -> list[Sent]:
+    """Return the last batches of a producer under its epoch, oldest first."""
+    assert sender.producer is not None
+    producer = state.producers.get(sender.producer)
+    if producer is None or producer.epoch != sender.epoch:
+        return []
+    return list(producer.window)
+
 
 NEWEST_MAX: Final = 4096
 NEWEST_BYTES_MAX: Final = 4 << 20
@@ -74,7 +128,7 @@ class Seen(NamedTuple):
     """The last change that was queued, whatever became of it.
 
     It tells of changes that came and were written in between: where the last of them failed, there
-    is again nothing but what lies below, and that has changed.
+    is again only the written state, and that has changed.
     """
     change: Change | None
     bulk: Fate | None
@@ -273,7 +327,7 @@ class Sequencer:
             self._wait_for(fate)
 
     def _repeated(self, sender: Sender | None) -> Fate | None:
-        """Return what is on its way that a call repeats, or that comes behind it."""
+        """Return the queued batch that a call repeats, or one after it."""
         if sender is None or sender.producer is None:
             return None
         for each in self._on_way(sender.producer):

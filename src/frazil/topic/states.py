@@ -14,10 +14,15 @@ import msgspec
 from frazil.errors import InvalidRequest, Overloaded
 from frazil.log import STATE_FIRST_FREE, Control, Pending
 from frazil.log import format as fmt
+from frazil.model import full_topic_name
 
 if TYPE_CHECKING:
     from frazil.log.codec import Waiter
     from frazil.topic.instance import Instance
+
+__all__ = [
+    "has_namespace_for",
+]
 
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 1 << 20
@@ -136,3 +141,21 @@ def _check(tag: int, key: object, value: object) -> None:
         raise InvalidRequest("value must be bytes", got=type(value).__name__)
     if value is not None and len(value) > VALUE_BYTES_MAX:
         raise InvalidRequest("value is too large", bytes=len(value), bytes_max=VALUE_BYTES_MAX)
+
+
+def has_namespace_for(engine: Instance, topic: str) -> bool:
+    """Tell whether the namespace of a topic's name exists. For any thread; it never waits.
+
+    A bare name is in the default namespace: policies were stored with such names once.
+
+    Raises:
+        InvalidRequest: if no topic can have this name.
+    """
+    namespace = full_topic_name(topic).split("/", 2)[1]
+    if namespace in engine.settings.serve.namespaces_at_boot:
+        return True
+    values = engine.log.journal.state.values
+    if (int(StateTag.NAMESPACE), namespace) in values:
+        return True
+    names = [*(runtime.name for runtime in engine.runtimes), *list(engine.unusable)]
+    return any(name.startswith(f"/{namespace}/") for name in names)

@@ -7,7 +7,7 @@ import pytest
 
 from frazil.errors import InvalidRequest
 from frazil.schema import IngestLimits, Message, check_message, message_batch
-from frazil.topic.message_batches import check_message_batch
+from frazil.topic.runtime import check_message_batch
 
 NOW = 1_700_000_000_000_000
 LIMITS = IngestLimits(
