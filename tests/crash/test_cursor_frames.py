@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from frazil.log import Journal, Survey, birth, checkpoint, cursor_state, journal
+from frazil.log import Journal, Survey, checkpoint, cursor_state, journal, opening
 from frazil.log import state as log_state
 from frazil.subscribe import Cursors
 from frazil.topic import Indexer
@@ -65,7 +65,7 @@ def test_cursors_left_out_of_checkpoints_are_missed(monkeypatch):
             topic.cursors = kept[topic.id]
         return data
 
-    for module in (birth, journal):
+    for module in (opening, journal):
         monkeypatch.setattr(module, "encode_checkpoint", forgetful)
     assert finds(JournalLives)
 

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from frazil.errors import CorruptionError, FrazilError
-from frazil.log import LENGTH_UNKNOWN, Group, Journal, Scan, Scanner, Survey, birth
+from frazil.log import LENGTH_UNKNOWN, Group, Journal, Scan, Scanner, Survey, opening
 from frazil.log import format as fmt
 from tests.crash.checker import Violation
 from tests.crash.damage import (
@@ -168,8 +168,8 @@ def retry_after_failed_fsync(monkeypatch):
 
 
 def metadata_newer_than_log(monkeypatch):
-    honest = birth.declare_gaps
-    monkeypatch.setattr(birth, "declare_gaps", lambda topics, watermarks: honest(topics, {}))
+    honest = opening.declare_gaps
+    monkeypatch.setattr(opening, "declare_gaps", lambda topics, watermarks: honest(topics, {}))
 
 
 def no_marker_after_last_group(monkeypatch):
@@ -194,14 +194,14 @@ def predecessors_cut_ignored(monkeypatch):
 
 
 def reservation_ignored(monkeypatch):
-    honest = birth.declare_gaps
+    honest = opening.declare_gaps
 
     def declare(topics, watermarks):
         for topic in topics:
             topic.reserved = 0
         return honest(topics, watermarks)
 
-    monkeypatch.setattr(birth, "declare_gaps", declare)
+    monkeypatch.setattr(opening, "declare_gaps", declare)
 
 
 # -- what was found once, planted again -----------------------------------------------------------
@@ -230,7 +230,7 @@ def repeat_acked_without_its_sync(monkeypatch):
 
 
 def start_of_before_the_freeing(monkeypatch):
-    honest = birth.encode_checkpoint
+    honest = opening.encode_checkpoint
 
     def encode(state, *, lsn):
         starts = {topic: topic.start for topic in state.topics.values()}
@@ -241,7 +241,7 @@ def start_of_before_the_freeing(monkeypatch):
             topic.start = start
         return data
 
-    monkeypatch.setattr(birth, "encode_checkpoint", encode)
+    monkeypatch.setattr(opening, "encode_checkpoint", encode)
 
 
 def breaks_behind_the_cut(monkeypatch):

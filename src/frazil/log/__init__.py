@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from frazil.log.birth import birth_frames
 from frazil.log.checkpoint import (
     decode_checkpoint,
     decode_sections,
@@ -56,6 +55,7 @@ from frazil.log.history import (
 from frazil.log.index import Footer, Places, TopicEntry, decode_footer, decode_places, footer_of
 from frazil.log.journal import Journal
 from frazil.log.log import InlineQueue, Log
+from frazil.log.opening import initial_frames
 from frazil.log.reader import (
     SMALL_RECORDS_MAX,
     UNDECODABLE,
@@ -70,7 +70,7 @@ from frazil.log.recovery import LENGTH_UNKNOWN, Found, Survey, replay, undeclare
 from frazil.log.retention import ClockWatch, Policy, RetentionView, held_bytes, segments_to_free
 from frazil.log.runs import logged_runs
 from frazil.log.scan import Scan, Scanner
-from frazil.log.segment import OpenFiles, Segment, body_hash, give_birth, read_footer
+from frazil.log.segment import OpenFiles, Segment, body_hash, create_segment, read_footer
 from frazil.log.space import SpaceGuard
 from frazil.log.state import (
     RANGE_GAP,
@@ -153,10 +153,10 @@ __all__ = [
     "acked",
     "attempted",
     "batches_of",
-    "birth_frames",
     "body_hash",
     "check_change",
     "covering",
+    "create_segment",
     "decode_checkpoint",
     "decode_footer",
     "decode_places",
@@ -169,8 +169,8 @@ __all__ = [
     "file_system_kind",
     "footer_of",
     "gaps_of",
-    "give_birth",
     "held_bytes",
+    "initial_frames",
     "judge",
     "logged_runs",
     "lost_error",

@@ -10,34 +10,34 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.errors import FrazilError, Overloaded, Unavailable
+from frazil.errors import Closed, FrazilError, Overloaded, Unavailable
 from frazil.fs import write_fully
-from frazil.log import forked, refusals
+from frazil.log import forked
 from frazil.log import format as fmt
-from frazil.log.birth import Opened, birth_frames, open_journal, refresh_topics
 from frazil.log.checkpoint import encode_checkpoint
 from frazil.log.codec import Control, settle_tracked
 from frazil.log.group import Group
-from frazil.log.grouping import group_end, part_cursors
 from frazil.log.index import Places
-from frazil.log.markers import marker_frame
+from frazil.log.opening import Opened, initial_frames, open_journal, refresh_topics
 from frazil.log.retention import ClockWatch
 from frazil.log.segment import (
     NO_DESCRIPTORS,
     OpenFiles,
     Segment,
-    give_birth_pressed,
+    create_segment_when_full,
     seal,
     segment_name,
 )
 from frazil.log.state import STATE_FREED, wake
+from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from frazil.clock import Clock
     from frazil.config import LogSettings, ProducerSettings
@@ -45,8 +45,129 @@ if TYPE_CHECKING:
     from frazil.log.codec import Deliver, Entry
     from frazil.log.cursor_state import CursorState
     from frazil.log.recovery import RecoveryReport
-    from frazil.log.state import TopicState
+    from frazil.log.state import JournalState, TopicState
     from frazil.model import TopicSpec
+
+__all__ = []
+
+GROUP_BYTES_MAX: Final = 64 << 20
+"""A call larger than this is written and synced in several groups."""
+_codec_of = itemgetter(1)
+_size_of = itemgetter(4)
+
+
+def group_end(entries: list[Entry]) -> int:
+    """Return how many entries make the next group: up to a barrier, and not too many bytes."""
+    cut = _barrier(entries)
+    if sum(map(_size_of, entries[:cut])) <= GROUP_BYTES_MAX:
+        return cut
+    size = 0
+    for number, entry in enumerate(entries[:cut]):
+        size += entry[4]
+        if number and size > GROUP_BYTES_MAX:
+            return number
+    return cut
+
+
+def part_cursors(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Return the entries that change cursors, and the others."""
+    cursors: list[Entry] = []
+    others: list[Entry] = []
+    for entry in entries:
+        is_cursor = entry[1] is None and entry[2].kind == fmt.KIND_CURSOR
+        (cursors if is_cursor else others).append(entry)
+    return cursors, others
+
+
+def _barrier(entries: list[Entry]) -> int:
+    """Return how many entries go before the state changes under the rest of them."""
+    if None in set(map(_codec_of, entries)):
+        for number, entry in enumerate(entries):
+            if entry[1] is None and entry[2].kind in (fmt.KIND_TOPIC, fmt.KIND_SCHEMA):
+                return number + 1
+    return len(entries)
+
+
+def marker_frame(state: JournalState, segment: Segment, *, synced: int, close: bool) -> bytes:
+    """Return a marker of a segment; one that closes it gives the unused reservations back."""
+    payload = b""
+    if close:
+        released = [(t.id, t.next) for t in state.topics.values() if t.reserved > t.next]
+        payload = msgspec.msgpack.encode(released) if released else b""
+    head, body, padding, _size = fmt.frame_buffers(
+        fmt.KIND_MARKER,
+        payload,
+        len(payload),
+        offset=0,
+        salt=segment.salt,
+        generation=segment.generation,
+        lsn=state.lsn,
+        synced=synced,
+        time_us=state.time_us,
+        flags=fmt.FLAG_CLOSE if close else 0,
+    )
+    return b"".join((head, body, padding))
+
+
+def disk_full(directory: str) -> Overloaded:
+    """Return the error for a write that met a full disk and was undone."""
+    return Overloaded(
+        "the disk is full, nothing was written; free space, then retry",
+        path=directory,
+        retry_after_ms=1000,
+    )
+
+
+def no_room_for_cursors(error: Overloaded) -> Unavailable:
+    """Return the error for acks that found no room even after the ballast was given up."""
+    return Unavailable(
+        "there is no room for the progress of subscriptions, nothing was written; "
+        "free space, then retry",
+        cause=error.message,
+        **error.details,
+    )
+
+
+def no_descriptors() -> Overloaded:
+    """Return the error for a segment that cannot be opened for want of descriptors (F46)."""
+    return Overloaded(
+        "no file descriptors are left for the next segment, raise the limit of open files; "
+        "nothing was written",
+        retry_after_ms=1000,
+    )
+
+
+def not_owner() -> Unavailable:
+    """Return the error for work that came when the owner's lease may have run out (F16)."""
+    return Unavailable(
+        "the broker's lease may have run out, nothing was written; it writes again when the "
+        "metadata store answers",
+        retry_after_ms=1000,
+    )
+
+
+def late(results: Sequence[Ack | BaseException]) -> list[Ack | BaseException]:
+    """Turn acks into errors: the lease may have run out while the records were written (F19)."""
+    unknown = Unavailable(
+        "the broker's lease may have run out while the records were written; whether they count "
+        "is unknown",
+        outcome="unknown",
+    )
+    return [unknown if isinstance(result, Ack) else result for result in results]
+
+
+def closed_error(failed: BaseException | None, directory: str) -> FrazilError:
+    """Return the error for calls after the end, with what ended the journal."""
+    if failed is None:
+        return Closed("the engine is closed")
+    if isinstance(failed, Closed):
+        return Closed(failed.message, **failed.details)
+    if isinstance(failed, OSError):
+        text = "the journal is closed because storage failed; find the cause, then open it again"
+    else:
+        text = "the journal is closed because of a bug; please report it, then open it again"
+    return Closed(text, cause=failed, directory=directory)
+
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 RETRY_FULL_S: Final = 1.0
@@ -184,7 +305,7 @@ class Journal:
             return
         if self.fence is not None and not self.fence():
             settle_tracked(entries, written=False)
-            deliver(waiters, [refusals.not_owner()] * len(waiters))
+            deliver(waiters, [not_owner()] * len(waiters))
             return
         try:
             size = sum(entry[4] for entry in entries)
@@ -193,7 +314,7 @@ class Journal:
             group = self._encode(entries)
             if not self._write(group):
                 settle_tracked(group.tracked, written=False)
-                self._refuse(entries, refusals.disk_full(self.directory), deliver, again=again)
+                self._refuse(entries, disk_full(self.directory), deliver, again=again)
                 return
             self._apply(group)
             if group.sync:
@@ -231,7 +352,7 @@ class Journal:
         cursors, others = part_cursors(entries)
         deliver([entry[5] for entry in others], [error] * len(others))
         if again:
-            unavailable = refusals.no_room_for_cursors(error)
+            unavailable = no_room_for_cursors(error)
             deliver([entry[5] for entry in cursors], [unavailable] * len(cursors))
         elif cursors:
             self._commit_some(cursors, deliver, again=True)
@@ -241,7 +362,7 @@ class Journal:
         settle_tracked(group.tracked, written=True)
         results = group.results
         if self.fence is not None and not self.fence():
-            results = refusals.late(results)
+            results = late(results)
         deliver(group.waiters, results)
 
     def _encode(self, entries: list[Entry]) -> Group:
@@ -464,12 +585,12 @@ class Journal:
             created_us=now_us,
         )
         self._forget(now_us)
-        frames = birth_frames(
+        frames = initial_frames(
             header, encode_checkpoint(self.state, lsn=lsn), lsn=lsn, time_us=now_us
         )
         path = f"{self.directory}/{segment_name(segment)}"
         try:
-            file, position = give_birth_pressed(
+            file, position = create_segment_when_full(
                 self._file_system, self.directory, header, frames, files=self._files
             )
         except OSError as error:
@@ -477,9 +598,9 @@ class Journal:
             gone = self._file_system.stat(path) is None
             if error.errno in DISK_FULL and gone:
                 self._tell_full()
-                raise refusals.disk_full(self.directory) from error
+                raise disk_full(self.directory) from error
             if error.errno in NO_DESCRIPTORS and gone:
-                raise refusals.no_descriptors() from error
+                raise no_descriptors() from error
             raise
         fresh = Segment(path, header, self._files)
         fresh.body_end = position
@@ -578,7 +699,7 @@ class Journal:
 
     def closed_error(self) -> FrazilError:
         """Return the error for calls after the end."""
-        return refusals.closed(self.failed, self.directory)
+        return closed_error(self.failed, self.directory)
 
     def close(self) -> None:
         """Sync everything, give reserved offsets back and mark the journal as cleanly closed."""

@@ -16,7 +16,7 @@ from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_checkpoint
 from frazil.log.scan import UNNUMBERED, Control, Fault, Scan, Scanner
 from frazil.log.segment import (
-    SUFFIX_UNBORN,
+    SUFFIX_TEMP,
     OpenFiles,
     Segment,
     read_footer,
@@ -105,7 +105,7 @@ class Survey:
         """Numbers `[first, end)` of segments that are not there; freed ones may be among them."""
         self._freed_before = 0
         self.found: list[Found] = []
-        self.unborn: list[str] = []
+        self.temp_files: list[str] = []
         self.report = RecoveryReport()
         self.state = JournalState(producer_window=producer_window)
 
@@ -176,8 +176,8 @@ class Survey:
     def _list(self) -> None:
         damaged: list[tuple[int, str]] = []
         for name in self._file_system.list_directory(self._directory):
-            if name.endswith(SUFFIX_UNBORN):
-                self.unborn.append(name)
+            if name.endswith(SUFFIX_TEMP):
+                self.temp_files.append(name)
             number = segment_number(name)
             if number is None:
                 continue
@@ -246,7 +246,7 @@ class Survey:
     # -- where each segment ends -----------------------------------------------------------------
 
     def _settle_older(self, found: Found, successor: Found) -> None:
-        """Settle a segment that has a successor: all below the cut was synced before its birth."""
+        """Settle a segment that has a successor: all below the cut was synced before the successor was created."""
         cut = LENGTH_UNKNOWN
         if successor.header.previous_segment == found.header.segment:
             cut = successor.header.previous_length
@@ -275,7 +275,7 @@ class Survey:
         """Settle the last segment: tell its torn tail from damage to synced frames (F1, F2)."""
         footer = read_footer(self._files.get(found.path))
         if footer is not None and footer.generation == found.header.generation:
-            # It was sealed after its successor's birth, so the successor's file is missing.
+            # It was sealed after its successor was created, so the successor's file is missing.
             self._absent.append((found.header.segment + 1, found.header.segment + 2))
             self._scan(found, end=footer.body_end)
             assert found.scan is not None

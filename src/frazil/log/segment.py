@@ -1,4 +1,4 @@
-"""Segment files: their birth, their seal, and what readers need to know of each."""
+"""Segment files: creation, sealing, and what readers need to know of each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 HASH_WINDOW_BYTES: Final = 4 << 20
 SUFFIX: Final = ".seg"
-SUFFIX_UNBORN: Final = ".new"
+SUFFIX_TEMP: Final = ".new"
 
 
 def segment_name(segment: int) -> str:
@@ -212,7 +212,7 @@ class OpenFiles:
             self._files.clear()
 
 
-def give_birth(
+def create_segment(
     file_system: FileSystem,
     directory: str,
     header: fmt.SegmentHeader,
@@ -224,16 +224,16 @@ def give_birth(
     with its real name is always whole. Returns the file and the position behind the frames.
     """
     path = f"{directory}/{segment_name(header.segment)}"
-    unborn = path.removesuffix(SUFFIX) + SUFFIX_UNBORN
-    if file_system.stat(unborn) is not None:
-        file_system.unlink(unborn)
-    file = file_system.open(unborn, "create")
+    temporary = path.removesuffix(SUFFIX) + SUFFIX_TEMP
+    if file_system.stat(temporary) is not None:
+        file_system.unlink(temporary)
+    file = file_system.open(temporary, "create")
     try:
         born = fmt.SEGMENT_HEADER_BYTES + sum(memoryview(frame).nbytes for frame in frames)
         first = fmt.encode_segment_header(header._replace(born_length=born))
         size = write_fully(file, 0, [first, *frames])
         file.sync()
-        file_system.rename(unborn, path)
+        file_system.rename(temporary, path)
         file_system.sync_directory(directory)
     except OSError:
         file.close()
@@ -241,7 +241,7 @@ def give_birth(
     return file, size
 
 
-def give_birth_pressed(
+def create_segment_when_full(
     file_system: FileSystem,
     directory: str,
     header: fmt.SegmentHeader,
@@ -249,16 +249,16 @@ def give_birth_pressed(
     *,
     files: OpenFiles,
 ) -> tuple[File, int]:
-    """Create a segment as `give_birth` does, if need be with the descriptors of readers (F46)."""
+    """Create a segment as `create_segment` does, if need be with the descriptors of readers (F46)."""
     try:
-        return give_birth(file_system, directory, header, frames)
+        return create_segment(file_system, directory, header, frames)
     except OSError as error:
         path = f"{directory}/{segment_name(header.segment)}"
         if error.errno not in NO_DESCRIPTORS or file_system.stat(path) is not None:
             raise
         # Their files can be opened again: give them back and try once more.
         files.clear()
-        return give_birth(file_system, directory, header, frames)
+        return create_segment(file_system, directory, header, frames)
 
 
 def seal(file: File, segment: Segment, *, frames: int, time_us: int) -> Footer:

@@ -20,9 +20,9 @@ from frazil.log import (
     CursorState,
     DataDirectory,
     SpecialRange,
-    birth_frames,
+    create_segment,
     encode_checkpoint,
-    give_birth,
+    initial_frames,
 )
 from frazil.log import format as fmt
 from frazil.metadata import LEASE, entries
@@ -514,8 +514,8 @@ class RestoredJournal:
     def _create(self) -> tuple[File, int]:
         lsn = self._state.lsn
         checkpoint = encode_checkpoint(self._state, lsn=lsn)
-        buffers = birth_frames(self._header, checkpoint, lsn=lsn, time_us=self._header.created_us)
-        file, position = give_birth(self._file_system, self._directory, self._header, buffers)
+        buffers = initial_frames(self._header, checkpoint, lsn=lsn, time_us=self._header.created_us)
+        file, position = create_segment(self._file_system, self._directory, self._header, buffers)
         self.bytes += position
         return file, position
 

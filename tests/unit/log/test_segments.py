@@ -1,4 +1,4 @@
-"""Segment files and their parts: names, births, seals, footers, scans, chained sources."""
+"""Segment files and their parts: names, creation, seals, footers, scans, chained sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frazil.log.scan import Placed, Scanner, longest_order
 from frazil.log.segment import (
     OpenFiles,
     body_hash,
-    give_birth,
+    create_segment,
     read_footer,
     segment_name,
     segment_number,
@@ -208,8 +208,8 @@ def test_a_frame_longer_than_the_file_is_a_fault(disk):
     assert len(found.faults) == 1
 
 
-def test_birth_is_durable_or_has_no_name(disk):
-    """Whenever the power fails during a birth, the segment is whole or not there."""
+def test_a_new_segment_is_durable_or_has_no_name(disk):
+    """Whenever the power fails while one is created, the segment is whole or not there."""
     disk.make_directory("/s")
     disk.sync_directory("/")
     for point in range(1, 10):
@@ -217,7 +217,7 @@ def test_birth_is_durable_or_has_no_name(disk):
         child.sync_directory("/")
         child.crash_at = child.sync_points + point
         try:
-            give_birth(child, "/s", HEADER, data_frames(3))
+            create_segment(child, "/s", HEADER, data_frames(3))
         except BaseException as crash:  # noqa: BLE001 - a simulated crash is no Exception
             assert type(crash).__name__ == "SimulatedCrash"
         else:

@@ -28,7 +28,7 @@ def _open(file_system: SimulatedFileSystem) -> Journal:
 
 @pytest.mark.parametrize("position", [130, 150, 200, 240])
 def test_a_flip_in_the_checkpoint_of_a_fresh_segment_is_reported(position: int) -> None:
-    """A damaged checkpoint of a segment that has only its birth frames is damage, not a tail."""
+    """A damaged checkpoint of a segment that has only its initial frames is damage, not a tail."""
     file_system = SimulatedFileSystem()
     journal = _open(file_system)
     spec = TopicSpec(id=1, name="/default/a", kind="message", created_us=1)

@@ -1,4 +1,4 @@
-"""Open a journal: recover what is there, then give birth to (or go on in) its active segment.
+"""Open a journal: recover what is there, then create its active segment or continue in it.
 
 Order matters. The new segment, with the checkpoint and everything that could not be proven to be
 synced, is durable before the old one is cut; only then is the old one sealed.
@@ -19,7 +19,7 @@ from frazil.log import format as fmt
 from frazil.log.checkpoint import encode_checkpoint
 from frazil.log.index import Places
 from frazil.log.recovery import Found, RecoveryReport, Survey
-from frazil.log.segment import Segment, give_birth, segment_name
+from frazil.log.segment import Segment, create_segment, segment_name
 from frazil.log.state import RANGE_GAP, JournalState, SpecialRange
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def open_journal(
     )
     survey.run()
     opening = _Opening(file_system, directory, clock, settings, files, survey)
-    opening.drop_unborn()
+    opening.remove_temp_segments()
     freed = opening.forget_freed()
     opening.quarantine()
     if not survey.found:
@@ -141,7 +141,7 @@ def declare_gaps(
     return gaps
 
 
-def birth_frames(
+def initial_frames(
     header: fmt.SegmentHeader,
     checkpoint: bytes,
     *,
@@ -214,9 +214,9 @@ class _Opening:
 
     # -- before ----------------------------------------------------------------------------------
 
-    def drop_unborn(self) -> None:
+    def remove_temp_segments(self) -> None:
         """Remove segments that never got their name: nothing in them was ever exposed."""
-        for name in self._survey.unborn:
+        for name in self._survey.temp_files:
             self._file_system.unlink(f"{self._directory}/{name}")
 
     def forget_freed(self) -> list[Found]:
@@ -357,7 +357,7 @@ class _Opening:
         )
 
     def succeed(self, gaps: list[tuple[int, SpecialRange]]) -> Opened:
-        """Give birth to a successor of the last segment, then cut and seal the old one."""
+        """Create the successor of the last segment, then cut and seal the old one."""
         survey = self._survey
         last = survey.found[-1]
         scan = last.scan
@@ -425,10 +425,10 @@ class _Opening:
         checkpoint = encode_checkpoint(state, lsn=lsn)
         if rest is not None:
             rest.place(fmt.SEGMENT_HEADER_BYTES + _frame_size(len(checkpoint)))
-        buffers = birth_frames(
+        buffers = initial_frames(
             header, checkpoint, lsn=lsn, time_us=header.created_us, rest=frames, lsn_end=lsn_end
         )
-        file, position = give_birth(self._file_system, self._directory, header, buffers)
+        file, position = create_segment(self._file_system, self._directory, header, buffers)
         state.lsn = lsn_end
         path = f"{self._directory}/{segment_name(header.segment)}"
         active = Segment(path, header, self._files)
