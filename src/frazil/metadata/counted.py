@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 
 from frazil.clock import SystemClock
 from frazil.errors import Closed, Unavailable
-from frazil.metadata.transaction import LIST_ENTRIES_MAX
+from frazil.metadata.store import MetadataStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from frazil.clock import Clock
-    from frazil.metadata.lease import Lease
-    from frazil.metadata.store import MetadataStore, Page
-    from frazil.metadata.transaction import Entry, Revision, Transaction
 
 __all__ = ["CountedStore"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _counted(
+    method: Callable[Concatenate[MetadataStore, P], R],
+) -> Callable[Concatenate[CountedStore, P], R]:
+    """Return a method of `CountedStore` that counts a call and passes it on."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: CountedStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        begun_s = self._clock.monotonic()
+        failed = 0
+        try:
+            answer: R = getattr(self._store, name)(*args, **kwargs)
+        except (Unavailable, Closed):
+            failed = 1
+            raise
+        else:
+            return answer
+        finally:
+            taken_s = self._clock.monotonic() - begun_s
+            with self._lock:
+                self.operations += 1
+                self.failures += failed
+                self.seconds += taken_s
+
+    return call
 
 
 class CountedStore:
@@ -32,25 +59,11 @@ class CountedStore:
         self._store = store
         self._clock: Clock = clock or SystemClock()
         self._lock = threading.Lock()
+        self.operations_max = store.operations_max
+        self.bytes_max = store.bytes_max
         self.operations = 0
         self.failures = 0
         self.seconds = 0.0
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[MetadataStore]:
-        begun_s = self._clock.monotonic()
-        failed = 0
-        try:
-            yield self._store
-        except (Unavailable, Closed):
-            failed = 1
-            raise
-        finally:
-            taken_s = self._clock.monotonic() - begun_s
-            with self._lock:
-                self.operations += 1
-                self.failures += failed
-                self.seconds += taken_s
 
     def __enter__(self) -> Self:
         return self
@@ -58,65 +71,16 @@ class CountedStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def operations_max(self) -> int:
-        """See `MetadataStore`."""
-        return self._store.operations_max
-
-    @property
-    def bytes_max(self) -> int:
-        """See `MetadataStore`."""
-        return self._store.bytes_max
-
-    def get(self, key: str) -> Entry | None:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.get(key)
-
-    def list(self, prefix: str, *, limit: int = LIST_ENTRIES_MAX, after: str | None = None) -> Page:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.list(prefix, limit=limit, after=after)
-
-    def commit(self, transaction: Transaction) -> Revision:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.commit(transaction)
-
-    def revision(self) -> Revision:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.revision()
-
-    def applied_lsn(self, journal_id: str) -> int | None:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.applied_lsn(journal_id)
-
-    def generation(self) -> int:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.generation()
-
-    def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.acquire(name, holder, ttl_s, epoch_above=epoch_above)
-
-    def renew(self, lease: Lease) -> Lease:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.renew(lease)
-
-    def release(self, lease: Lease) -> None:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            store.release(lease)
-
-    def held(self, name: str) -> Lease | None:
-        """See `MetadataStore`."""
-        with self._counted() as store:
-            return store.held(name)
+    get = _counted(MetadataStore.get)
+    list = _counted(MetadataStore.list)
+    commit = _counted(MetadataStore.commit)
+    revision = _counted(MetadataStore.revision)
+    applied_lsn = _counted(MetadataStore.applied_lsn)
+    generation = _counted(MetadataStore.generation)
+    acquire = _counted(MetadataStore.acquire)
+    renew = _counted(MetadataStore.renew)
+    release = _counted(MetadataStore.release)
+    held = _counted(MetadataStore.held)
 
     def close(self) -> None:
         """See `MetadataStore`."""
