@@ -10,19 +10,19 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Closed, Conflict
-from frazil.metadata.etcd_keys import (
+from frazil.metadata.etcd_lease import EtcdLeases
+from frazil.metadata.etcd_rpc import Compacted, EtcdServers, TooLarge
+from frazil.metadata.etcd_space import (
     APPLIED,
     GENERATION,
     HELD,
     STORE,
+    EtcdSpace,
     held_value,
     modified_is,
     number_of,
     value_is,
 )
-from frazil.metadata.etcd_lease import EtcdLeases
-from frazil.metadata.etcd_rpc import Compacted, EtcdServers, TooLarge
-from frazil.metadata.etcd_space import EtcdSpace
 from frazil.metadata.proto import etcd_pb2 as wire
 from frazil.metadata.transaction import (
     LIST_BYTES_MAX,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.errors import Conflict, FrazilError, Overloaded
-from frazil.metadata.etcd_keys import HELD, LEASE, held_value, modified_is, number_of
 from frazil.metadata.etcd_rpc import LeaseGone
+from frazil.metadata.etcd_space import HELD, LEASE, held_value, modified_is, number_of
 from frazil.metadata.lease import LEASES_MAX, Lease, LeaseRecord, check_lease
 from frazil.metadata.proto import etcd_pb2 as wire
 

@@ -4,6 +4,14 @@ A transaction that had no answer may still be under way, and could be applied af
 followed it. Therefore every transaction requires the ticket to be unchanged, and after one
 without an answer the ticket is written anew before anything else is: what comes late is refused,
 and what a reader then sees is what counts.
+
+<prefix>/topics/…            keys of callers, as they are
+<prefix>!store               made once; revisions are counted from it
+<prefix>!ticket              written when a commit had no answer, so that it cannot come late
+<prefix>!applied/<journal>   the LSN up to which a journal is applied
+<prefix>!generation          the generation
+<prefix>!lease/<name>        the last epoch of a lease and who had it; it stays
+<prefix>!held/<name>         the epoch of a lease that is held; it goes with etcd's own lease
 """
 
 from __future__ import annotations
@@ -15,16 +23,119 @@ import attrs
 import msgspec
 
 from frazil.errors import Closed, Conflict, CorruptionError, InvalidRequest, Unavailable
-from frazil.metadata.etcd_keys import STORE, TICKET, Keys, created_is, modified_is
 from frazil.metadata.proto import etcd_pb2 as wire
+from frazil.metadata.transaction import Entry, Revision, prefix_end
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.metadata.etcd_rpc import EtcdServers
+    from frazil.metadata.transaction import Compare
 
-__all__ = ["EtcdSpace", "Outcome"]
+__all__ = [
+    "APPLIED",
+    "GENERATION",
+    "HELD",
+    "LEASE",
+    "STORE",
+    "TICKET",
+    "EtcdSpace",
+    "Keys",
+    "Outcome",
+    "created_is",
+    "held_value",
+    "modified_is",
+    "number_of",
+    "value_is",
+]
+
+STORE: Final = "!store"
+TICKET: Final = "!ticket"
+APPLIED: Final = "!applied/"
+GENERATION: Final = "!generation"
+LEASE: Final = "!lease/"
+HELD: Final = "!held/"
+
+
+@attrs.frozen
+class Keys:
+    """How one store lies in etcd: the prefix of its keys, and the revision that created it."""
+
+    prefix: bytes
+    base: int = 0
+
+    def of(self, key: str) -> bytes:
+        """Return a key as etcd has it."""
+        return self.prefix + key.encode()
+
+    def end(self, prefix: str) -> bytes:
+        """Return the first key of etcd after all that start with `prefix`."""
+        return self.prefix + prefix_end(prefix).encode()
+
+    def entry(self, found: wire.KeyValue) -> Entry:
+        """Return a pair of etcd as an entry of the store."""
+        key = found.key[len(self.prefix) :].decode()
+        return Entry(key, found.value, found.version, self.revision(found.mod_revision))
+
+    def revision(self, number: int) -> Revision:
+        """Return a revision of etcd as one of the store."""
+        return Revision(number - self.base)
+
+    def compare(self, compare: Compare) -> wire.Condition:
+        """Return a caller's condition."""
+        key = self.of(compare.key)
+        if compare.mod_revision is not None:
+            return modified_is(key, compare.mod_revision + self.base)
+        return wire.Condition(target=wire.VERSION, key=key, version=compare.version)
+
+    def put(self, key: str, value: bytes, *, lease: int = 0) -> wire.Operation:
+        """Return the step that puts a key."""
+        return wire.Operation(put=wire.PutRequest(key=self.of(key), value=value, lease=lease))
+
+    def delete(self, key: str) -> wire.Operation:
+        """Return the step that deletes a key."""
+        return wire.Operation(delete=wire.DeleteRequest(key=self.of(key)))
+
+    def read(self, key: str) -> wire.Operation:
+        """Return the step that reads a key."""
+        return wire.Operation(range=wire.RangeRequest(key=self.of(key)))
+
+    def found(self, results: Sequence[wire.Result]) -> list[wire.KeyValue | None]:
+        """Return what steps that read have found, None for a key that is not there."""
+        return [result.range.kvs[0] if result.range.kvs else None for result in results]
+
+
+def modified_is(key: bytes, revision: int) -> wire.Condition:
+    """Return the condition that a key was last put at a revision of etcd, 0 that it is absent."""
+    return wire.Condition(target=wire.MOD, key=key, mod_revision=revision)
+
+
+def created_is(key: bytes, revision: int) -> wire.Condition:
+    """Return the condition that a key is the one that was made at a revision of etcd."""
+    return wire.Condition(target=wire.CREATE, key=key, create_revision=revision)
+
+
+def value_is(key: bytes, value: bytes) -> wire.Condition:
+    """Return the condition that a key exists and has a value."""
+    return wire.Condition(target=wire.VALUE, key=key, value=value)
+
+
+def held_value(epoch: int) -> bytes:
+    """Return what the key of a held lease has as its value."""
+    return b"%d" % epoch
+
+
+def number_of(found: wire.KeyValue | None) -> int | None:
+    """Read a number; None if it was never put."""
+    if found is None:
+        return None
+    if not found.value.isdigit():
+        raise CorruptionError(
+            "metadata number is damaged", key=repr(found.key), value=found.value.hex()
+        )
+    return int(found.value)
+
 
 FORMAT: Final = 1
 TRIES_MAX: Final = 20
@@ -65,7 +176,7 @@ class EtcdSpace:
         self._find()
 
     def _find(self) -> None:
-        """Find the store, or make it: the revision of its birth is what revisions count from."""
+        """Find the store, or make it: its revisions count from the one that created it."""
         record = msgspec.json.encode(StoreRecord(FORMAT, self.id))
         request = wire.TxnRequest(
             compare=[modified_is(self.keys.of(STORE), 0)],
@@ -118,7 +229,7 @@ class EtcdSpace:
             keys = self.keys
             request = wire.TxnRequest(
                 compare=[
-                    created_is(keys.of(STORE), keys.birth),
+                    created_is(keys.of(STORE), keys.base),
                     modified_is(keys.of(TICKET), ticket),
                     *conditions,
                 ],
@@ -129,7 +240,7 @@ class EtcdSpace:
             if answer.succeeded:
                 return Outcome(answer.header.revision)
             store, now, *found = keys.found(answer.responses)
-            if store is None or store.create_revision != keys.birth:
+            if store is None or store.create_revision != keys.base:
                 raise Closed("metadata in etcd was removed or replaced, open it again")
             if (0 if now is None else now.mod_revision) == ticket:
                 return Outcome(0, tuple(found))
@@ -152,7 +263,7 @@ class EtcdSpace:
             if not self._unsettled:
                 return
         request = wire.TxnRequest(
-            compare=[created_is(self.keys.of(STORE), self.keys.birth)],
+            compare=[created_is(self.keys.of(STORE), self.keys.base)],
             success=[self.keys.put(TICKET, b"")],
         )
         try:
