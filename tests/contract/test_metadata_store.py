@@ -6,20 +6,17 @@ import threading
 
 import pytest
 
-from frazil.errors import Closed, Conflict, InvalidRequest, Overloaded
+from frazil.errors import Closed, Conflict, InvalidRequest
 from frazil.metadata import (
     LIST_BYTES_MAX,
     NUMBER_MAX,
     VALUE_BYTES_MAX,
-    WATCH_BYTES_MAX,
-    WATCHES_MAX,
     Compare,
     LeaseEpoch,
     Transaction,
     compare_and_set,
     entries,
 )
-from frazil.metadata.etcd import EtcdStore
 from tests.contract.metadata_homes import (
     CountedHome,
     EtcdHome,
@@ -276,7 +273,6 @@ def test_bad_keys_are_refused_everywhere(store, key):
     for call in (
         lambda: store.get(key),
         lambda: store.list(key),
-        lambda: store.watch(key),
         lambda: store.commit(Transaction(puts={key: b""})),
         lambda: store.commit(Transaction(deletes=(key,))),
         lambda: store.commit(Transaction(compares=(Compare.absent(key),))),
@@ -348,125 +344,6 @@ def test_list_limit_is_bounded(store, limit):
     """A page of no entries or of more than a thousand is refused."""
     with pytest.raises(InvalidRequest):
         store.list("/", limit=limit)
-
-
-# ------------------------------------------------------------------------------- watches
-
-
-def settle(store):
-    """Wait until watches have what was committed: from servers it comes a moment later."""
-    if isinstance(store, EtcdStore):
-        assert store.catch_up(60)
-
-
-def events(store, watch):
-    settle(store)
-    return [(event.key, event.value, event.revision) for event in watch.drain()]
-
-
-def test_watch_gives_changes_under_its_prefix(store):
-    """A watch has each put and delete under its prefix once, with its revision, from now on."""
-    store.commit(Transaction(puts={"/a/old": b""}))
-    watch = store.watch("/a/")
-    store.commit(Transaction(puts={"/a/1": b"x", "/b": b""}, deletes=("/a/old", "/a/none")))
-    put(store, c=b"")
-    store.commit(Transaction(applied={"j": 1}, puts={"/a/1": b"y"}))
-    assert events(store, watch) == [("/a/1", b"x", 2), ("/a/old", None, 2), ("/a/1", b"y", 4)]
-    assert not watch.lagging
-
-
-def test_refused_transaction_gives_no_event(store):
-    """A Conflict is seen by no watch."""
-    watch = store.watch("/")
-    with pytest.raises(Conflict):
-        store.commit(Transaction(compares=(Compare.version_is("/a", 1),), puts={"/a": b""}))
-    assert events(store, watch) == []
-
-
-def test_watch_catches_up_from_a_revision(store):
-    """A watch after a revision that is still kept first gives what happened since."""
-    for number in range(4):
-        put(store, a=b"%d" % number)
-    watch = store.watch("/a", after_revision=2)
-    put(store, a=b"4")
-    assert events(store, watch) == [("/a", b"2", 3), ("/a", b"3", 4), ("/a", b"4", 5)]
-
-
-def test_watch_of_forgotten_changes_is_lagging(home):
-    """After a restart a watch from an older revision is lagging and ended; from the last it is not."""
-    put(home.store, a=b"1")
-    put(home.store, a=b"2")
-    store = home.reopen()
-    behind = store.watch("/", after_revision=1)
-    assert behind.lagging
-    assert list(behind) == []
-    assert not store.watch("/", after_revision=2).lagging
-
-
-def test_watch_from_the_future_is_lagging(store):
-    """A revision that the store has not reached was lost with older metadata: read it all again."""
-    assert store.watch("/", after_revision=1).lagging
-
-
-def test_slow_watch_lags_and_others_do_not(store):
-    """A watch whose queue overflows drops everything and ends as lagging; commits go on."""
-    slow = store.watch("/")
-    value = bytes(VALUE_BYTES_MAX)
-    for _ in range(WATCH_BYTES_MAX // VALUE_BYTES_MAX):
-        put(store, a=value)
-    settle(store)
-    fresh = store.watch("/")
-    assert slow.lagging
-    assert list(slow) == []
-    put(store, a=b"last")
-    settle(store)
-    assert [event.value for event in fresh.drain()] == [b"last"]
-    assert store.watch("/", after_revision=0).lagging
-
-
-def test_watch_wakes_a_waiting_thread(store):
-    """An iterating thread gets each event as it is committed and ends when the watch is closed."""
-    watch = store.watch("/")
-    seen = []
-    third = threading.Event()
-
-    def follow():
-        for event in watch:
-            seen.append(event.value)
-            if len(seen) == 3:
-                third.set()
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    for number in range(3):
-        put(store, a=b"%d" % number)
-    assert third.wait(30)
-    watch.close()
-    thread.join(30)
-    assert not thread.is_alive()
-    assert seen == [b"0", b"1", b"2"]
-    watch.close()
-
-
-def test_closing_the_store_ends_its_watches(store):
-    """A watch of a closed store gives what it has and ends, not lagging."""
-    watch = store.watch("/")
-    put(store, a=b"1")
-    settle(store)
-    store.close()
-    assert [event.value for event in watch] == [b"1"]
-    assert not watch.lagging
-
-
-def test_number_of_watches_is_bounded_and_closed_ones_do_not_count(store):
-    """One watch too many is Overloaded; closing one makes room."""
-    watches = [store.watch("/") for _ in range(WATCHES_MAX)]
-    with pytest.raises(Overloaded):
-        store.watch("/")
-    watches[0].close()
-    with store.watch("/") as watch:
-        assert not watch.ended
-    assert watch.ended
 
 
 # -------------------------------------------------------------------------------- leases
@@ -573,7 +450,6 @@ def test_closed_store_refuses_every_call(store):
         store.revision,
         lambda: store.applied_lsn("j"),
         store.generation,
-        lambda: store.watch("/"),
         lambda: store.acquire("lake", "one", 10),
         lambda: store.renew(lease),
         lambda: store.release(lease),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
     rule,
@@ -85,37 +84,28 @@ class Model:
         return transaction.generation is not None and transaction.generation < self.generation
 
     def apply(self, transaction):
-        """Apply the transaction and return the events that it gives."""
         revision = self.revision + 1
-        happened = [(key, value, revision) for key, value in transaction.puts.items()]
-        happened += [(key, None, revision) for key in transaction.deletes if key in self.entries]
-        for key, value, _ in happened:
-            if value is None:
-                del self.entries[key]
-                continue
+        deleted = [key for key in transaction.deletes if self.entries.pop(key, None)]
+        for key, value in transaction.puts.items():
             version = self.entries.get(key, (b"", 0, 0))[1] + 1
             self.entries[key] = (value, version, revision)
         self.applied.update(transaction.applied)
         if transaction.generation is not None:
             self.generation = transaction.generation
-        if happened or transaction.applied or transaction.generation is not None:
+        facts = transaction.applied or transaction.generation is not None
+        if transaction.puts or deleted or facts:
             self.revision = revision
-        return happened
 
 
 class StoreMachine(RuleBasedStateMachine):
     """Random calls on a store and on the model; subclasses say how to open one."""
 
     leases = Bundle("leases")
-    watches = Bundle("watches")
 
     def __init__(self):
         super().__init__()
         self.clock = ManualClock()
         self.model = Model()
-        # All events since the store was opened: what a watch can catch up from.
-        self.history = []
-        self.revision_opened = 0
         self.store = None
 
     @initialize()
@@ -145,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(Conflict):
                 self.store.commit(transaction)
             return
-        self.history += self.model.apply(transaction)
+        self.model.apply(transaction)
         assert self.store.commit(transaction) == self.model.revision
 
     @rule(
@@ -161,26 +151,6 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         found = self.store.list(prefix, limit=limit, after=after)
         assert [entry.key for entry in found] == expected[:limit]
-
-    @rule(target=watches, prefix=st.sampled_from(PREFIXES), back=st.integers(-1, 6))
-    def watch(self, prefix, back):
-        after = self.model.revision - back
-        watch = self.store.watch(prefix, after_revision=after)
-        is_kept = self.revision_opened <= after <= self.model.revision
-        assert watch.lagging != is_kept
-        if not is_kept:
-            after = self.model.revision
-            watch = self.store.watch(prefix)
-        return (watch, prefix, after, self.history)
-
-    @rule(watched=consumes(watches))
-    def drain(self, watched):
-        watch, prefix, after, history = watched
-        found = [(event.key, event.value, event.revision) for event in watch.drain()]
-        assert found == [
-            event for event in history if event[0].startswith(prefix) and event[2] > after
-        ]
-        watch.close()
 
     @rule(
         target=leases,
@@ -228,9 +198,6 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self):
         self.store = self.reopen()
         self.model.held = {}
-        # Watches of the closed store keep the events they had: they stay with the old list.
-        self.history = []
-        self.revision_opened = self.model.revision
 
     @invariant()
     def store_equals_model(self):

@@ -130,8 +130,9 @@ class Server:
         return self.start()
 
     def pause(self):
-        """Let it neither answer nor die (SIGSTOP)."""
+        """Let it neither answer nor die (SIGSTOP); return once all its threads have stopped."""
         self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self):
         """Let it go on (SIGCONT)."""

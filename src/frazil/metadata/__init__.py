@@ -20,7 +20,6 @@ from frazil.metadata.transaction import (
     Revision,
     Transaction,
 )
-from frazil.metadata.watch import WATCH_BYTES_MAX, WATCHES_MAX, Event, Watch
 
 __all__ = [
     "LEASE",
@@ -28,12 +27,9 @@ __all__ = [
     "NUMBER_MAX",
     "TRANSACTION_BYTES_MAX",
     "VALUE_BYTES_MAX",
-    "WATCHES_MAX",
-    "WATCH_BYTES_MAX",
     "Compare",
     "CountedStore",
     "Entry",
-    "Event",
     "Lease",
     "LeaseEpoch",
     "MemoryStore",
@@ -43,7 +39,6 @@ __all__ = [
     "Revision",
     "SqliteStore",
     "Transaction",
-    "Watch",
     "compare_and_set",
     "entries",
     "holder_of",

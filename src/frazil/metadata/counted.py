@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from frazil.metadata.lease import Lease
     from frazil.metadata.store import MetadataStore, Page
     from frazil.metadata.transaction import Entry, Revision, Transaction
-    from frazil.metadata.watch import Watch
 
 __all__ = ["CountedStore"]
 
@@ -98,11 +97,6 @@ class CountedStore:
         """See `MetadataStore`."""
         with self._counted() as store:
             return store.generation()
-
-    def watch(self, prefix: str, *, after_revision: int | None = None) -> Watch:
-        """See `MetadataStore`; what comes by a watch is not counted."""
-        with self._counted() as store:
-            return store.watch(prefix, after_revision=after_revision)
 
     def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
         """See `MetadataStore`."""

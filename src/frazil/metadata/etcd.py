@@ -23,7 +23,6 @@ from frazil.metadata.etcd_keys import (
 from frazil.metadata.etcd_lease import EtcdLeases
 from frazil.metadata.etcd_rpc import Compacted, EtcdServers, TooLarge
 from frazil.metadata.etcd_space import EtcdSpace
-from frazil.metadata.etcd_watch import EtcdWatches
 from frazil.metadata.proto import etcd_pb2 as wire
 from frazil.metadata.transaction import (
     LIST_BYTES_MAX,
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from frazil.config import EtcdSettings
     from frazil.metadata.lease import Lease
     from frazil.metadata.store import Page
-    from frazil.metadata.watch import Watch
 
 __all__ = ["EtcdStore"]
 
@@ -66,16 +64,8 @@ class EtcdStore:
         self._space = space
         self._keys = space.keys
         self._leases = EtcdLeases(space, clock)
-        self._watches = EtcdWatches(
-            servers,
-            prefix=space.keys.prefix,
-            birth=space.keys.birth,
-            current=self._revision,
-            check_kept=self._check_kept,
-        )
         self._lock = threading.Lock()
         self._numbers: dict[str, wire.KeyValue | None] = {}
-        self._committed = Revision(0)
         self._closed = False
 
     @classmethod
@@ -150,18 +140,8 @@ class EtcdStore:
 
     def revision(self) -> Revision:
         self._check_open()
-        return self._revision()
-
-    def _revision(self) -> Revision:
         number, _ = self._space.read(STORE)
         return self._keys.revision(number)
-
-    def _check_kept(self, revision: Revision) -> None:
-        """Raise `Compacted` if the servers no longer have the state at a revision."""
-        request = wire.RangeRequest(
-            key=self._keys.of(STORE), revision=max(revision, 0) + self._keys.birth
-        )
-        self._servers.read("KV/Range", request, wire.RangeResponse)
 
     def applied_lsn(self, journal_id: str) -> int | None:
         check_name(journal_id, what="journal id")
@@ -226,7 +206,6 @@ class EtcdStore:
         with self._lock:
             for key, number in numbers.items():
                 self._numbers[key] = wire.KeyValue(value=b"%d" % number, mod_revision=revision)
-            self._committed = max(self._committed, self._keys.revision(revision))
         return self._keys.revision(revision)
 
     def _check_compares(
@@ -242,16 +221,7 @@ class EtcdStore:
                     mod_revision=entry.mod_revision if entry is not None else 0,
                 )
 
-    # -- watches and leases ----------------------------------------------------------------------
-
-    def watch(self, prefix: str, *, after_revision: int | None = None) -> Watch:
-        check_key(prefix)
-        self._check_open()
-        return self._watches.watch(prefix, after_revision)
-
-    def catch_up(self, timeout_s: float) -> bool:
-        """Wait until the watches have all that this store committed; False if it takes too long."""
-        return self._watches.catch_up(self._committed, timeout_s)
+    # -- leases --------------------------------------------------------------------------------
 
     def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
         self._check_open()
@@ -276,9 +246,7 @@ class EtcdStore:
                 return
             self._closed = True
         self._leases.close()
-        self._watches.close()
         self._servers.close()
-        self._watches.join()
 
     def __enter__(self) -> Self:
         return self

@@ -8,8 +8,8 @@ taken by the first.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import EtcdSettings
 
-__all__ = ["CallError", "Compacted", "EtcdServers", "LeaseGone", "TooLarge"]
-
-CallError: TypeAlias = grpc.RpcError
-"""What ends a stream."""
+__all__ = ["Compacted", "EtcdServers", "LeaseGone", "TooLarge"]
 
 RECEIVE_BYTES_MAX: Final = 48 << 20
 FILE_BYTES_MAX: Final = 1 << 20
@@ -153,35 +150,8 @@ class EtcdServers:
         limit_s = min(self.timeout_s, timeout_s)
         return self._tries(call, what="LeaseKeepAlive", changes=False, timeout_s=limit_s)
 
-    def watch(self, request: wire.WatchRequest, ended: threading.Event) -> _Stream:
-        """Begin a stream of changes at the server that answered last; the caller iterates it."""
-        with self._lock:
-            server = self._servers[self._current]
-
-        def requests() -> Iterator[wire.WatchRequest]:
-            yield request
-            # The stream lasts as long as its requests do.
-            ended.wait()
-
-        try:
-            stream: _Stream = server.channel.stream_stream(
-                "/etcdserverpb.Watch/Watch",
-                request_serializer=wire.WatchRequest.SerializeToString,
-                response_deserializer=wire.WatchResponse.FromString,
-            )(requests(), metadata=self._metadata())
-        except ValueError as error:
-            raise self._ended(error) from error
-        return stream
-
     def _ended(self, error: ValueError) -> Exception:
         return Closed("metadata store is closed") if self._closed else error
-
-    def watch_error(self, error: grpc.RpcError) -> Exception:
-        """Say what ended a stream, and ask another server next."""
-        self._turn()
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            self._forget_token()
-        return _meaning(error, what="Watch", url="", changes=False)
 
     def _each(
         self, method: str, request: _Request, response: type[R], *, changes: bool, timeout_s: float
@@ -235,10 +205,10 @@ class EtcdServers:
         self._turn(index)
         return not changes or _is_not_done(error)
 
-    def _turn(self, index: int | None = None) -> None:
+    def _turn(self, index: int) -> None:
         """Ask the next server from now on, unless somebody has turned already."""
         with self._lock:
-            if index is None or index == self._current:
+            if index == self._current:
                 self._current = (self._current + 1) % len(self._servers)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
@@ -262,13 +232,6 @@ class EtcdServers:
 
 
 T = TypeVar("T")
-
-
-class _Stream(Protocol):
-    """A watch's answers as they come; iterating raises `grpc.RpcError` at the end."""
-
-    def __iter__(self) -> Iterator[wire.WatchResponse]: ...
-    def cancel(self) -> None: ...
 
 
 def _is_not_done(error: grpc.RpcError) -> bool:

@@ -29,7 +29,6 @@ from frazil.metadata.transaction import (
     check_transaction,
     prefix_end,
 )
-from frazil.metadata.watch import Event, Watch, WatchHub
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -81,7 +80,6 @@ class LocalStore:
         self._rows = rows
         self._lock = threading.Lock()
         self._leases = LeaseBook(clock)
-        self._hub = WatchHub(rows.revision)
         self._closed = False
         self._cause: BaseException | None = None
 
@@ -126,11 +124,6 @@ class LocalStore:
     def generation(self) -> int:
         with self._open():
             return self._number(GENERATION_KEY) or 0
-
-    def watch(self, prefix: str, *, after_revision: int | None = None) -> Watch:
-        check_key(prefix)
-        with self._open():
-            return self._hub.watch(prefix, after_revision)
 
     def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
         with self._open():
@@ -191,7 +184,6 @@ class LocalStore:
             return
         self._closed = True
         self._cause = cause
-        self._hub.end()
         self._rows.close()
 
     def _check(self, transaction: Transaction) -> None:
@@ -229,7 +221,6 @@ class LocalStore:
             return self._rows.revision
         try:
             self._rows.write(revision, changes)
-            self._hub.publish(revision, _events(changes, revision))
         except BaseException as error:
             # Nobody knows what is on disk now: no later call may build on it.
             self._stop(error)
@@ -240,14 +231,6 @@ class LocalStore:
         before = self._rows.read(key)
         version = 1 if before is None else before.version + 1
         return Change(key, before, Entry(key, value, version, revision))
-
-
-def _events(changes: Sequence[Change], revision: Revision) -> list[Event]:
-    return [
-        Event(change.key, change.after.value if change.after is not None else None, revision)
-        for change in changes
-        if change.key.startswith("/")
-    ]
 
 
 def _encode_number(number: int) -> bytes:

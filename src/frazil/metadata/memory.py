@@ -69,7 +69,7 @@ class MemoryStore(LocalStore):
     def clone(self) -> MemoryStore:
         """Return another open store with the same entries, as a restart would find them.
 
-        The clone has no watches and no held leases, and works also when this one is closed. A
+        The clone has no held leases, and works also when this one is closed. A
         clone from before the last k transactions is a store that lost them.
         """
         with self._lock:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from frazil.metadata.lease import Lease
-    from frazil.metadata.watch import Watch
 
 __all__ = ["MetadataStore", "Page", "compare_and_set", "entries"]
 
@@ -81,18 +80,6 @@ class MetadataStore(Protocol):
     def generation(self) -> int:
         """Return the generation that the last transaction with one has set, 0 at first."""
 
-    def watch(self, prefix: str, *, after_revision: int | None = None) -> Watch:
-        """Return the changes under `prefix` after a revision, or from now on.
-
-        To follow a prefix without missing anything: watch it, read it with `entries`, then take
-        each event whose revision is above the `mod_revision` of what is known of its key. When
-        the watch ends as `lagging` (the consumer was too slow, or changes after `after_revision`
-        are no longer kept), do the same again and drop keys that the new reading lacks.
-
-        Raises:
-            Overloaded: too many watches are open.
-        """
-
     def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
         """Take a lease under a new epoch, higher than all before; the epoch is durable on return.
 
@@ -113,7 +100,7 @@ class MetadataStore(Protocol):
         """Return the lease if somebody holds it now."""
 
     def close(self) -> None:
-        """End the watches and release everything. May be called again."""
+        """Release everything. May be called again."""
 
 
 def compare_and_set(

@@ -75,14 +75,11 @@ def working(call):
 
 
 def test_two_stores_of_one_prefix_see_each_other(opened):
-    """What one commits the other reads, with the same versions and revisions, and watches."""
+    """What one commits the other reads, with the same versions and revisions."""
     one, two = opened(), opened()
-    watch = two.watch("/")
     revision = put(one, "/a", b"1")
     assert two.get("/a") == one.get("/a")
     assert two.get("/a").mod_revision == revision == two.revision()
-    event = next(iter(watch))
-    assert (event.key, event.value, event.revision) == ("/a", b"1", revision)
     assert one.id == two.id
 
 
@@ -258,63 +255,12 @@ def test_transaction_that_comes_late_is_refused(opened):
 
 
 def test_other_servers_are_asked_when_one_is_gone(server, opened):
-    """With one endpoint of two dead, or hanging, reads, commits, leases and watches work."""
+    """With one endpoint of two dead, or hanging, reads, commits and leases work."""
     port = free_port()
     store = opened(endpoints=f"127.0.0.1:{port}, {server.endpoint}")
-    watch = store.watch("/")
     lease = store.acquire("l", "h", 30)
     put(store, "/a", b"1", requires=LeaseEpoch("l", store.renew(lease).epoch))
-    assert next(iter(watch)).value == b"1"
     assert store.get("/a").value == b"1"
-
-
-# -- watches -------------------------------------------------------------------------------------
-
-
-def test_watch_goes_on_after_a_break(server, opened):
-    """Over kills of the server a watch has each change once, in order, and is not lagging."""
-    watcher, writer = opened(), opened()
-    watch = watcher.watch("/k/")
-    for number in range(30):
-        if number % 10 == 5:
-            server.restart()
-            working(lambda: writer.get("/k/0"))
-        revision = put(writer, f"/k/{number % 3}", b"%d" % number)
-    found = [next(watch) for _ in range(30)]
-    assert [event.value for event in found] == [b"%d" % number for number in range(30)]
-    assert found[-1].revision == revision
-    assert watcher._watches.reconnects >= 3
-    assert not watch.lagging
-
-
-def test_watch_that_missed_a_compaction_lags(server, opened):
-    """What was compacted while the stream was away ends the watches as lagging; a new one works."""
-    watcher, writer = opened(), opened()
-    watch = watcher.watch("/")
-    put(writer, "/a", b"1")
-    assert next(watch).value == b"1"
-    # The stream stays away: the watcher is told of a break at each try.
-    streams = watcher._servers.watch
-    blocked = [True]
-
-    def away(request, ended):
-        if blocked[0]:
-            raise Unavailable("away")
-        return streams(request, ended)
-
-    watcher._servers.watch = away
-    server.restart()
-    working(lambda: put(writer, "/a", b"2"))
-    put(writer, "/b", b"3")
-    writer.commit(Transaction(deletes=("/a",)))
-    server.control("compact", str(writer.revision() + writer._keys.birth))
-    blocked[0] = False
-    assert list(watch) == []
-    assert watch.lagging
-    again = watcher.watch("/")
-    assert {entry.key: entry.value for entry in entries(watcher, "/")} == {"/b": b"3"}
-    put(writer, "/c", b"4")
-    assert next(again).value == b"4"
 
 
 def test_page_over_a_compaction_is_shorter_not_wrong(server, opened):
@@ -358,12 +304,11 @@ def test_user_and_password(tmp_path):
             put(store, "/a", b"1")
             store._servers._token = "ended"
             put(store, "/a", b"2", compares=(Compare.version_is("/a", 1),))
-            watch = store.watch("/")
             store._servers._token = "ended"
             lease = store.acquire("l", "h", 30)
             store.renew(lease)
             put(store, "/b", b"")
-            assert next(watch).key == "/b"
+            assert store.get("/b").value == b""
 
 
 def test_certificates(tmp_path):

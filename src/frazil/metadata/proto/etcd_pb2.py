@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(b'\n frazil/metadata/proto/etcd.proto\x12\x0c\x65tcdserverpb\"\x1a\n\x06Header\x12\x10\n\x08revision\x18\x03 \x01(\x03\"u\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63reate_revision\x18\x02 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\r\n\x05lease\x18\x06 \x01(\x03\"O\n\x0cRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\x03\"h\n\rRangeResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12#\n\x03kvs\x18\x02 \x03(\x0b\x32\x16.etcdserverpb.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\"7\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05lease\x18\x03 \x01(\x03\"3\n\x0bPutResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\"/\n\rDeleteRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\"G\n\x0e\x44\x65leteResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x03\"\x9b\x01\n\tOperation\x12+\n\x05range\x18\x01 \x01(\x0b\x32\x1a.etcdserverpb.RangeRequestH\x00\x12\'\n\x03put\x18\x02 \x01(\x0b\x32\x18.etcdserverpb.PutRequestH\x00\x12-\n\x06\x64\x65lete\x18\x03 \x01(\x0b\x32\x1b.etcdserverpb.DeleteRequestH\x00\x42\t\n\x07request\"\x9c\x01\n\x06Result\x12,\n\x05range\x18\x01 \x01(\x0b\x32\x1b.etcdserverpb.RangeResponseH\x00\x12(\n\x03put\x18\x02 \x01(\x0b\x32\x19.etcdserverpb.PutResponseH\x00\x12.\n\x06\x64\x65lete\x18\x03 \x01(\x0b\x32\x1c.etcdserverpb.DeleteResponseH\x00\x42\n\n\x08response\"\xb1\x01\n\tCondition\x12\x0e\n\x06result\x18\x01 \x01(\r\x12$\n\x06target\x18\x02 \x01(\x0e\x32\x14.etcdserverpb.Target\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\x07version\x18\x04 \x01(\x03H\x00\x12\x19\n\x0f\x63reate_revision\x18\x05 \x01(\x03H\x00\x12\x16\n\x0cmod_revision\x18\x06 \x01(\x03H\x00\x12\x0f\n\x05value\x18\x07 \x01(\x0cH\x00\x42\n\n\x08\x65xpected\"\x8a\x01\n\nTxnRequest\x12(\n\x07\x63ompare\x18\x01 \x03(\x0b\x32\x17.etcdserverpb.Condition\x12(\n\x07success\x18\x02 \x03(\x0b\x32\x17.etcdserverpb.Operation\x12(\n\x07\x66\x61ilure\x18\x03 \x03(\x0b\x32\x17.etcdserverpb.Operation\"o\n\x0bTxnResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\'\n\tresponses\x18\x03 \x03(\x0b\x32\x14.etcdserverpb.Result\"7\n\x11\x43ompactionRequest\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x10\n\x08physical\x18\x02 \x01(\x08\":\n\x12\x43ompactionResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\"E\n\x0bWatchCreate\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\x16\n\x0estart_revision\x18\x03 \x01(\x03\"F\n\x0cWatchRequest\x12+\n\x06\x63reate\x18\x01 \x01(\x0b\x32\x19.etcdserverpb.WatchCreateH\x00\x42\t\n\x07request\">\n\nWatchEvent\x12\x0c\n\x04type\x18\x01 \x01(\r\x12\"\n\x02kv\x18\x02 \x01(\x0b\x32\x16.etcdserverpb.KeyValue\"\xc5\x01\n\rWatchResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\x10\n\x08watch_id\x18\x02 \x01(\x03\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x08\x12\x10\n\x08\x63\x61nceled\x18\x04 \x01(\x08\x12\x18\n\x10\x63ompact_revision\x18\x05 \x01(\x03\x12\x15\n\rcancel_reason\x18\x06 \x01(\t\x12(\n\x06\x65vents\x18\x0b \x03(\x0b\x32\x18.etcdserverpb.WatchEvent\",\n\x11LeaseGrantRequest\x12\x0b\n\x03ttl\x18\x01 \x01(\x03\x12\n\n\x02id\x18\x02 \x01(\x03\"b\n\x12LeaseGrantResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\x12\r\n\x05\x65rror\x18\x04 \x01(\t\" \n\x12LeaseRevokeRequest\x12\n\n\x02id\x18\x01 \x01(\x03\";\n\x13LeaseRevokeResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\"#\n\x15LeaseKeepAliveRequest\x12\n\n\x02id\x18\x01 \x01(\x03\"W\n\x16LeaseKeepAliveResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\"$\n\x16LeaseTimeToLiveRequest\x12\n\n\x02id\x18\x01 \x01(\x03\"m\n\x17LeaseTimeToLiveResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\x12\x13\n\x0bgranted_ttl\x18\x04 \x01(\x03\"5\n\x13\x41uthenticateRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08password\x18\x02 \x01(\t\"K\n\x14\x41uthenticateResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\r\n\x05token\x18\x02 \x01(\t*5\n\x06Target\x12\x0b\n\x07VERSION\x10\x00\x12\n\n\x06\x43REATE\x10\x01\x12\x07\n\x03MOD\x10\x02\x12\t\n\x05VALUE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.DescriptorPool().AddSerializedFile(b'\n frazil/metadata/proto/etcd.proto\x12\x0c\x65tcdserverpb\"\x1a\n\x06Header\x12\x10\n\x08revision\x18\x03 \x01(\x03\"u\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x17\n\x0f\x63reate_revision\x18\x02 \x01(\x03\x12\x14\n\x0cmod_revision\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\r\n\x05value\x18\x05 \x01(\x0c\x12\r\n\x05lease\x18\x06 \x01(\x03\"O\n\x0cRangeRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\x12\r\n\x05limit\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\x03\"h\n\rRangeResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12#\n\x03kvs\x18\x02 \x03(\x0b\x32\x16.etcdserverpb.KeyValue\x12\x0c\n\x04more\x18\x03 \x01(\x08\"7\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\r\n\x05lease\x18\x03 \x01(\x03\"3\n\x0bPutResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\"/\n\rDeleteRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x11\n\trange_end\x18\x02 \x01(\x0c\"G\n\x0e\x44\x65leteResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\x0f\n\x07\x64\x65leted\x18\x02 \x01(\x03\"\x9b\x01\n\tOperation\x12+\n\x05range\x18\x01 \x01(\x0b\x32\x1a.etcdserverpb.RangeRequestH\x00\x12\'\n\x03put\x18\x02 \x01(\x0b\x32\x18.etcdserverpb.PutRequestH\x00\x12-\n\x06\x64\x65lete\x18\x03 \x01(\x0b\x32\x1b.etcdserverpb.DeleteRequestH\x00\x42\t\n\x07request\"\x9c\x01\n\x06Result\x12,\n\x05range\x18\x01 \x01(\x0b\x32\x1b.etcdserverpb.RangeResponseH\x00\x12(\n\x03put\x18\x02 \x01(\x0b\x32\x19.etcdserverpb.PutResponseH\x00\x12.\n\x06\x64\x65lete\x18\x03 \x01(\x0b\x32\x1c.etcdserverpb.DeleteResponseH\x00\x42\n\n\x08response\"\xb1\x01\n\tCondition\x12\x0e\n\x06result\x18\x01 \x01(\r\x12$\n\x06target\x18\x02 \x01(\x0e\x32\x14.etcdserverpb.Target\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\x07version\x18\x04 \x01(\x03H\x00\x12\x19\n\x0f\x63reate_revision\x18\x05 \x01(\x03H\x00\x12\x16\n\x0cmod_revision\x18\x06 \x01(\x03H\x00\x12\x0f\n\x05value\x18\x07 \x01(\x0cH\x00\x42\n\n\x08\x65xpected\"\x8a\x01\n\nTxnRequest\x12(\n\x07\x63ompare\x18\x01 \x03(\x0b\x32\x17.etcdserverpb.Condition\x12(\n\x07success\x18\x02 \x03(\x0b\x32\x17.etcdserverpb.Operation\x12(\n\x07\x66\x61ilure\x18\x03 \x03(\x0b\x32\x17.etcdserverpb.Operation\"o\n\x0bTxnResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\x12\'\n\tresponses\x18\x03 \x03(\x0b\x32\x14.etcdserverpb.Result\"7\n\x11\x43ompactionRequest\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x10\n\x08physical\x18\x02 \x01(\x08\":\n\x12\x43ompactionResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\",\n\x11LeaseGrantRequest\x12\x0b\n\x03ttl\x18\x01 \x01(\x03\x12\n\n\x02id\x18\x02 \x01(\x03\"b\n\x12LeaseGrantResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\x12\r\n\x05\x65rror\x18\x04 \x01(\t\" \n\x12LeaseRevokeRequest\x12\n\n\x02id\x18\x01 \x01(\x03\";\n\x13LeaseRevokeResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\"#\n\x15LeaseKeepAliveRequest\x12\n\n\x02id\x18\x01 \x01(\x03\"W\n\x16LeaseKeepAliveResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\"$\n\x16LeaseTimeToLiveRequest\x12\n\n\x02id\x18\x01 \x01(\x03\"m\n\x17LeaseTimeToLiveResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\n\n\x02id\x18\x02 \x01(\x03\x12\x0b\n\x03ttl\x18\x03 \x01(\x03\x12\x13\n\x0bgranted_ttl\x18\x04 \x01(\x03\"5\n\x13\x41uthenticateRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08password\x18\x02 \x01(\t\"K\n\x14\x41uthenticateResponse\x12$\n\x06header\x18\x01 \x01(\x0b\x32\x14.etcdserverpb.Header\x12\r\n\x05token\x18\x02 \x01(\t*5\n\x06Target\x12\x0b\n\x07VERSION\x10\x00\x12\n\n\x06\x43REATE\x10\x01\x12\x07\n\x03MOD\x10\x02\x12\t\n\x05VALUE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'frazil.metadata.proto.etcd_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TARGET']._serialized_start=2539
-  _globals['_TARGET']._serialized_end=2592
+  _globals['_TARGET']._serialized_start=2132
+  _globals['_TARGET']._serialized_end=2185
   _globals['_HEADER']._serialized_start=50
   _globals['_HEADER']._serialized_end=76
   _globals['_KEYVALUE']._serialized_start=78
@@ -63,32 +63,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPACTIONREQUEST']._serialized_end=1422
   _globals['_COMPACTIONRESPONSE']._serialized_start=1424
   _globals['_COMPACTIONRESPONSE']._serialized_end=1482
-  _globals['_WATCHCREATE']._serialized_start=1484
-  _globals['_WATCHCREATE']._serialized_end=1553
-  _globals['_WATCHREQUEST']._serialized_start=1555
-  _globals['_WATCHREQUEST']._serialized_end=1625
-  _globals['_WATCHEVENT']._serialized_start=1627
-  _globals['_WATCHEVENT']._serialized_end=1689
-  _globals['_WATCHRESPONSE']._serialized_start=1692
-  _globals['_WATCHRESPONSE']._serialized_end=1889
-  _globals['_LEASEGRANTREQUEST']._serialized_start=1891
-  _globals['_LEASEGRANTREQUEST']._serialized_end=1935
-  _globals['_LEASEGRANTRESPONSE']._serialized_start=1937
-  _globals['_LEASEGRANTRESPONSE']._serialized_end=2035
-  _globals['_LEASEREVOKEREQUEST']._serialized_start=2037
-  _globals['_LEASEREVOKEREQUEST']._serialized_end=2069
-  _globals['_LEASEREVOKERESPONSE']._serialized_start=2071
-  _globals['_LEASEREVOKERESPONSE']._serialized_end=2130
-  _globals['_LEASEKEEPALIVEREQUEST']._serialized_start=2132
-  _globals['_LEASEKEEPALIVEREQUEST']._serialized_end=2167
-  _globals['_LEASEKEEPALIVERESPONSE']._serialized_start=2169
-  _globals['_LEASEKEEPALIVERESPONSE']._serialized_end=2256
-  _globals['_LEASETIMETOLIVEREQUEST']._serialized_start=2258
-  _globals['_LEASETIMETOLIVEREQUEST']._serialized_end=2294
-  _globals['_LEASETIMETOLIVERESPONSE']._serialized_start=2296
-  _globals['_LEASETIMETOLIVERESPONSE']._serialized_end=2405
-  _globals['_AUTHENTICATEREQUEST']._serialized_start=2407
-  _globals['_AUTHENTICATEREQUEST']._serialized_end=2460
-  _globals['_AUTHENTICATERESPONSE']._serialized_start=2462
-  _globals['_AUTHENTICATERESPONSE']._serialized_end=2537
+  _globals['_LEASEGRANTREQUEST']._serialized_start=1484
+  _globals['_LEASEGRANTREQUEST']._serialized_end=1528
+  _globals['_LEASEGRANTRESPONSE']._serialized_start=1530
+  _globals['_LEASEGRANTRESPONSE']._serialized_end=1628
+  _globals['_LEASEREVOKEREQUEST']._serialized_start=1630
+  _globals['_LEASEREVOKEREQUEST']._serialized_end=1662
+  _globals['_LEASEREVOKERESPONSE']._serialized_start=1664
+  _globals['_LEASEREVOKERESPONSE']._serialized_end=1723
+  _globals['_LEASEKEEPALIVEREQUEST']._serialized_start=1725
+  _globals['_LEASEKEEPALIVEREQUEST']._serialized_end=1760
+  _globals['_LEASEKEEPALIVERESPONSE']._serialized_start=1762
+  _globals['_LEASEKEEPALIVERESPONSE']._serialized_end=1849
+  _globals['_LEASETIMETOLIVEREQUEST']._serialized_start=1851
+  _globals['_LEASETIMETOLIVEREQUEST']._serialized_end=1887
+  _globals['_LEASETIMETOLIVERESPONSE']._serialized_start=1889
+  _globals['_LEASETIMETOLIVERESPONSE']._serialized_end=1998
+  _globals['_AUTHENTICATEREQUEST']._serialized_start=2000
+  _globals['_AUTHENTICATEREQUEST']._serialized_end=2053
+  _globals['_AUTHENTICATERESPONSE']._serialized_start=2055
+  _globals['_AUTHENTICATERESPONSE']._serialized_end=2130
 # @@protoc_insertion_point(module_scope)
