@@ -19,10 +19,9 @@ from frazil.errors import (
     Overloaded,
     Unavailable,
 )
-from frazil.query.constants import scalar_value, settled_params
 from frazil.query.plan import PlannedUse, PlanStore
 from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery, check_timeout
-from frazil.query.pruning import Limits, Unfit, keys_of, limits_of
+from frazil.query.pruning import Limits, Unfit, keys_of, limits_of, scalar_value, settled_params
 from frazil.query.relations import (
     HotChunk,
     Registry,

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from frazil.query.constants import Constant, Literal, Parameter, constant_of
-from frazil.query.pruning import Condition
+from frazil.query.pruning import Condition, Constant, Literal, Parameter, constant_of
 from frazil.query.tables import topic_of
 from frazil.query.views import ViewColumn, view_columns
 

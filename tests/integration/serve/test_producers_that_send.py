@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize("in_runs", [False, True])
 def test_producers_that_send_keep_their_places(tmp_path, monkeypatch, in_runs):
     """A send is a sign of life, taken one by one or in runs: a newcomer is refused, not they."""
-    monkeypatch.setattr(calls, "RUN_CALLS_MIN", 1)
+    monkeypatch.setattr(calls, "_RUN_CALLS_MIN", 1)
 
     async def scene(w):
         first, second = await w.create("a"), await w.create("b")

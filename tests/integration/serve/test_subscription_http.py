@@ -202,7 +202,7 @@ def test_only_who_may_administer_the_topic_may_call(tmp_path):
             assert (await world.post(call))[0] == 401, call
             for subject in ("reader", "writer", "elsewhere", "nothing"):
                 assert (await world.post(call, subject=subject))[0] == 403, (call, subject)
-        assert await asyncio.to_thread(world.broker.engine.subscriptions, "orders") == []
+        assert await asyncio.to_thread(world.broker.engine.subscriptions.describe, "orders") == []
         for call in calls:
             expected = 403 if call.get("policy") == letters else 200
             assert (await world.post(call, subject="admin"))[0] == expected, call
