@@ -112,7 +112,7 @@ def test_status_is_told_beside_a_running_engine(data):
         "with frazil.open(sys.argv[1]) as db:\n"
         "    db.lake.pause()\n"
         "    db.topic('orders').append(id=1)\n"
-        "    db.tiers.tell()\n"
+        "    db.tiers.write_stats()\n"
         "    print('ready', flush=True)\n"
         "    sys.stdin.readline()\n"
     )

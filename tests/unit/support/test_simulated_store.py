@@ -11,7 +11,7 @@ from tests.support.simulated_store import FAULTS, STALL_S, SimulatedStore
 BODY = bytes(range(200)) * 5
 CALLS = {
     "put": lambda store: store.put("a/key", BODY),
-    "put_stream": lambda store: store.put_stream("a/key", [BODY[:300], BODY[300:]], size=1000),
+    "put_stream": lambda store: store.put_stream("a/key", [BODY[:300], BODY[300:]]),
     "get": lambda store: store.get("old", start=100, length=200),
     "head": lambda store: store.head("old"),
     "list": lambda store: store.list(""),
@@ -93,7 +93,7 @@ def test_a_truncated_write_says_all_is_well():
     """Only a look at the stored size finds it."""
     store = make()
     store.fail("put_stream", "truncated")
-    assert store.put_stream("a/key", [BODY], size=len(BODY)).size == len(BODY)
+    assert store.put_stream("a/key", [BODY]).size == len(BODY)
     assert store.head("a/key").size < len(BODY)
 
 
