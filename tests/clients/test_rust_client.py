@@ -53,7 +53,7 @@ def scenarios():
     directory = cache_directory() / "rust"
     directory.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-        [cargo, "build", "--locked", "--manifest-path", str(PROGRAM / "Cargo.toml")],
+        [cargo, "build", "--manifest-path", str(PROGRAM / "Cargo.toml")],
         env={
             **os.environ,
             "CARGO_TARGET_DIR": str(directory),
