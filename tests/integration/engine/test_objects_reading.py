@@ -90,9 +90,6 @@ def test_a_time_leads_into_objects(filled):
     assert list(topic.read(moment(times[-1][1] + 1))) == []
 
 
-@pytest.mark.xfail(
-    strict=False, reason="known defect: delivery from objects can stall until the ack timeout of 30 s"
-)
 def test_a_subscription_from_the_beginning_reads_objects_first(filled):
     """A subscription gets every record once, in order, from objects and then from the log."""
     db, topic = filled
