@@ -451,17 +451,21 @@ class Subscription:
         now_ms = int(self._time() * 1000 + 0.001)
         if self._acks:
             self._settle()
-        dispatch = self._dispatch
+        dispatch, is_by_key = self._dispatch, self.kind is SubscriptionType.KEY_SHARED
         if self._has_keepers:
             self._spare_unseen(now_ms)
         for _ in range(TURNS_MAX):
-            is_filled = not self._is_following and dispatch.is_hungry and self._fill()
+            held, is_filled = 0, False
+            if not self._is_following and dispatch.is_hungry:
+                held = dispatch.held
+                is_filled = (not held or is_by_key) and self._fill()
             for action in dispatch.poll(now_ms):
                 if type(action) is Deliver:
                     self._deliver(action)
                 else:
                     self._act(action)
-            if not is_filled:
+            # A consumer may have room for more than the held records.
+            if not is_filled and (not held or dispatch.held >= held):
                 break
         else:
             self._schedule()
@@ -512,7 +516,7 @@ class Subscription:
         """Feed the next records; return False if they are not at hand."""
         dispatch, feed = self._dispatch, self.feed
         is_by_key = self.kind is SubscriptionType.KEY_SHARED
-        if self._is_reading or (dispatch.held and not is_by_key):
+        if self._is_reading:
             return False
         offset = dispatch.offset_next
         room = dispatch.room

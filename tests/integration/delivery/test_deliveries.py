@@ -64,6 +64,31 @@ def test_history_and_live_records_are_one_stream(tmp_path):
     run(tmp_path, work)
 
 
+def test_room_left_after_the_held_records_is_filled(tmp_path):
+    """A consumer gets as much as it has room for, also when the held records are fewer."""
+
+    class Fixed(Collector):
+        """A consumer with room for so many records, and for no more later."""
+
+        def deliver(self, records, _attempts):
+            self.got += [record.offset for record in records]
+
+    async def work(db, deliveries, _settings):
+        db.create_topic("t").append_many(payloads(1000))
+        subscription = await opened(deliveries)
+        subscription.configure(subscription.policy, Limits(max_unacked_messages=1000))
+        # One fill brings twelve records more than the consumer takes.
+        first = subscription_module.FEED_RECORDS_MAX - 12
+        consumer = Fixed(subscription, window=first)
+        await until(lambda: len(consumer.got) == first)
+        await quiet()
+        subscription.ready(consumer, messages=100, size_bytes=1 << 20)
+        await until(lambda: len(consumer.got) == first + 100)
+        assert consumer.got == list(range(first + 100))
+
+    run(tmp_path, work)
+
+
 def test_a_lagging_subscription_gets_every_record_in_small_steps(tmp_path):
     """It reads in a worker thread and takes few records per turn, until it is near the head."""
 
