@@ -91,7 +91,9 @@ class TopicTiers:
             self.lookup = KeyLookup(self)
             self.keyed = KeyedState(
                 self.memory,
-                partial(self.disk.lookup.find_many, self.id),
+                lambda keys, shape, before: self.disk.lookup.find_many(
+                    self.id, keys, shape, before
+                ),
                 index_bytes_max=tiers.index_bytes_max,
             )
             self.keyed.on_flushed(flushed)
