@@ -166,6 +166,7 @@ def without_dead(
 
 LIVE: Final = "_live"
 OPERATION: Final = "_op"
+PRESENT: Final = "_present"
 _OPERATION_TYPE: Final = pa.int8()
 
 
@@ -411,7 +412,7 @@ def group_sql(
     if group.cut is not None:
         conditions.append(f"f.{OFFSET} < {group.cut}")
     if group.has_deletes:
-        conditions.append(f"f.{OPERATION} <> {OP_DELETE}")
+        conditions.append(f"f.{OPERATION} <> {OP_DELETE} AND f.{PRESENT} IS NULL")
     if group.in_place:
         source = _parquet_scan(group.files)
     else:
@@ -419,7 +420,7 @@ def group_sql(
         if group.cut is not None or dead is not None:
             needed.append(OFFSET)
         if group.has_deletes:
-            needed.append(OPERATION)
+            needed += [OPERATION, PRESENT]
         table = _read_tables(group.files, needed or [OFFSET])
         source = _scan_sql(table, register, rules=rules)
     clauses = ["SELECT", shown, "FROM", source, "AS f"]

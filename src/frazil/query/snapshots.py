@@ -16,7 +16,7 @@ from frazil.model import full_topic_name
 from frazil.query.pool import WAIT_S
 from frazil.query.views import ChunkView, TopicInfo
 from frazil.schema import part_of_values
-from frazil.tiers import STEP_ROWS, open_parquet, whole_chunk
+from frazil.tiers import STEP_ROWS, open_parquet
 from frazil.topic import check_watch, moment, moments_of, wait_for
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class FileView:
     schema = property(lambda self: self.file.schema)
     time_first = property(lambda self: self.file.time_first)
     time_last = property(lambda self: self.file.time_last)
-    deletes = property(lambda self: self.file.deletes)
+    deletes = property(lambda self: self.file.deletes + self.file.unmatched)
     partition_values = property(lambda self: self.file.partition_values)
 
     @property
@@ -96,8 +96,7 @@ class EngineSnapshot:
         with memory.lock:
             if keyed is not None:
                 keyed.fold(end)
-            held = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
-            chunks = [whole_chunk(chunk, keyed) for chunk in held]
+            chunks = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
             cut = min(memory.start, end)
             dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, cut)
         return chunks, cut, dead

@@ -122,7 +122,7 @@ class SnapshotFile(Protocol):
 
     @property
     def deletes(self) -> int:
-        """How many of its rows are deletions."""
+        """How many of its rows are deletions, or updates of keys without a row."""
 
 
 class TopicSnapshot(Protocol):

@@ -19,7 +19,7 @@ from frazil.tiers.disk.tier import DiskTier
 from frazil.tiers.disk.writer import SetWriter, merge_once
 from frazil.tiers.flush import flush_set
 from frazil.tiers.keys.deletion_vectors import DeletionVectors
-from frazil.tiers.keys.fold import STEP_ROWS, KeyedState, whole_chunk
+from frazil.tiers.keys.fold import STEP_ROWS, KeyedState
 from frazil.tiers.keys.index import OP_MASK, KeyIndex
 from frazil.tiers.keys.lookup import KeyLookup
 from frazil.tiers.partitions import Partitioner
@@ -70,5 +70,4 @@ __all__ = [
     "quota_of",
     "read_facts",
     "user_schema",
-    "whole_chunk",
 ]

@@ -1,8 +1,8 @@
 """A chunk: consecutive records of one topic in memory, as one Arrow batch.
 
-A chunk is immutable but for `dead`, the offsets of the changes that supersede its rows, `bases`,
-and values that are computed once on demand. A reader at snapshot S sees a row whose superseding
-change is S or later, so that later entries never change what it sees.
+A chunk is immutable but for `dead`, the offsets of the changes that supersede its rows, and values
+that are computed once on demand. A reader at snapshot S sees a row whose superseding change is S or
+later, so that later entries never change what the reader sees.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from frazil.errors import CorruptionError
 from frazil.log import OFFSET_FIELD, SMALL_RECORDS_MAX, TIME_FIELD, UNDECODABLE, Frame
@@ -62,8 +61,6 @@ class Chunk:
 
     __slots__ = (
         "_cache",
-        "bases",
-        "bases_version",
         "batch",
         "changes",
         "count",
@@ -87,7 +84,6 @@ class Chunk:
         nbytes: int,
         changes: int,
         dead: Offsets | None = None,
-        bases: Offsets | None = None,
     ) -> None:
         self.batch = batch
         self.offset = offset
@@ -98,11 +94,8 @@ class Chunk:
         self.changes = changes
         """The number of records that were published as changes of a key rather than as rows."""
         self.dead = dead
-        self.bases = bases
-        """The offset of the row that each partial change builds on, -1 for none; None for all none."""
-        self.bases_version = 0
         self.keyed = tuple(batch.schema.names[-2:]) == _SYSTEM
-        self.nbytes = nbytes + sum(marks.nbytes for marks in (dead, bases) if marks is not None)
+        self.nbytes = nbytes + (0 if dead is None else dead.nbytes)
         self._cache: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
@@ -158,17 +151,6 @@ class Chunk:
                 self.nbytes += made.nbytes
         return found
 
-    def image(self, make: Callable[[], pa.RecordBatch]) -> pa.RecordBatch:
-        """Return the value of `make`, computed once after each change of `bases`."""
-        version = self.bases_version
-        known: tuple[int, pa.RecordBatch] | None = self._cache.get("image")
-        if known is None or known[0] != version:
-            # Bases that are set meanwhile belong to rows that nobody reads yet.
-            made = make()
-            self.nbytes += made.nbytes - (0 if known is None else known[1].nbytes)
-            known = self._cache["image"] = (version, made)
-        return known[1]
-
     # -- keys and changes ------------------------------------------------------------------------
 
     @property
@@ -180,20 +162,32 @@ class Chunk:
         return found
 
     @property
-    def partial(self) -> Flags | None:
-        """Return which records name some columns only; None if all are whole."""
+    def unmatched(self) -> Flags | None:
+        """Return which records are updates of keys without a row, which change nothing.
+
+        None if there are none. All other updates were completed before they were written.
+        """
         present = self.batch.column(self.width + 1)
         if present.null_count == self.count:
             return None
         found: Flags = self.cached(
-            "partial", lambda: np.array(present.is_valid().to_numpy(zero_copy_only=False))
+            "unmatched", lambda: np.array(present.is_valid().to_numpy(zero_copy_only=False))
         )
         return found
 
     @property
-    def deletes(self) -> int:
-        """Return how many records are deletes."""
-        return int(self.cached("deletes", lambda: (int((self.ops == OP_DELETE).sum()),))[0])
+    def _shown(self) -> Flags | None:
+        """Return which records are neither deletes nor unmatched updates; None if all are."""
+
+        def make() -> tuple[Flags | None]:
+            shown: Flags = self.ops != OP_DELETE
+            unmatched = self.unmatched
+            if unmatched is not None:
+                shown &= ~unmatched
+            return (None if shown.all() else shown,)
+
+        found: tuple[Flags | None] = self.cached("shown", make)
+        return found[0]
 
     def key_map(self, shape: KeyShape) -> KeyMap:
         """Return the rows by the hash of their key, built on first use."""
@@ -215,35 +209,22 @@ class Chunk:
         else:
             dead[rows] = by
 
-    def set_bases(self, rows: Offsets | Sequence[int], bases: Offsets | Sequence[int]) -> None:
-        """Set the rows that partial changes build on; the caller holds the topic's lock."""
-        if self.bases is None:
-            self.bases = np.full(self.count, -1, np.int64)
-            self.nbytes += self.bases.nbytes
-        self.bases[rows] = bases
-        self.bases_version += 1
-
-    def take_marks(self, parts: Sequence[Chunk]) -> None:
-        """Take over `dead` and `bases` of the chunks joined into this one, as they are now."""
-        for marks in (self.dead, self.bases):
-            self.nbytes -= 0 if marks is None else marks.nbytes
-        self.dead, self.bases = _joined_dead(parts), _joined_bases(parts)
-        for marks in (self.dead, self.bases):
-            self.nbytes += 0 if marks is None else marks.nbytes
+    def take_dead(self, parts: Sequence[Chunk]) -> None:
+        """Take over `dead` of the chunks joined into this one, as it is now."""
+        self.nbytes -= 0 if self.dead is None else self.dead.nbytes
+        self.dead = _joined_dead(parts)
+        self.nbytes += 0 if self.dead is None else self.dead.nbytes
 
     def live(self, end: int) -> Flags | None:
         """Return which rows are their key's state at snapshot `end`; None if all are."""
-        flags: Flags | None = None
-        if self.end > end:
-            flags = np.arange(self.offset, self.end) < end
-        if self.keyed and self.deletes:
-            alive = self.ops != OP_DELETE
-            flags = alive if flags is None else flags & alive
-        dead = self.dead
-        if dead is not None:
-            alive = dead >= end
-            flags = alive if flags is None else flags & alive
-        return None if flags is None or flags.all() else flags
+        flags = [
+            np.arange(self.offset, self.end) < end if self.end > end else None,
+            self._shown if self.keyed else None,
+            None if self.dead is None else self.dead >= end,
+        ]
+        given = [each for each in flags if each is not None]
+        live: Flags | None = np.logical_and.reduce(given) if given else None
+        return None if live is None or live.all() else live
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -251,21 +232,6 @@ class Chunk:
         """Return one record's values of the topic's columns."""
         columns = self.cached("columns", lambda: self.batch.columns[: self.width])
         return tuple([column[row].as_py() for column in columns])
-
-    def present_at(self, row: int) -> bytes | None:
-        """Return the bitmap of the columns that a record names; None if it is whole."""
-        found: bytes | None = self.batch.column(self.width + 1)[row].as_py()
-        return found
-
-    def bounds(self, name: str) -> tuple[Any, Any]:
-        """Return least and greatest value of a column, both None if it has none."""
-
-        def make() -> tuple[Any, Any]:
-            found = pc.min_max(self.batch.column(name))
-            return found["min"].as_py(), found["max"].as_py()
-
-        pair: tuple[Any, Any] = self.cached(("bounds", name), make)
-        return pair
 
     def slice(self, start: int, count: int) -> Chunk:
         """Return part of the chunk; it shares the buffers and the entries set so far.
@@ -287,7 +253,6 @@ class Chunk:
             nbytes=self.nbytes * count // self.count,
             changes=self.changes * count // self.count,
             dead=None if self.dead is None else self.dead[start : start + count],
-            bases=None if self.bases is None else self.bases[start : start + count],
         )
 
 
@@ -318,9 +283,7 @@ def chunk_of_history(batch: Batch, *, version: int) -> Chunk:
     """Make a chunk of a batch that was read back; a record counts as a change by its fields."""
     chunk = chunk_of(batch.data, offset=batch.offset, version=version, times=batch.times, nbytes=0)
     if chunk.keyed:
-        changes = chunk.ops != OP_UPSERT
-        partial = chunk.partial
-        chunk.changes = int((changes if partial is None else changes | partial).sum())
+        chunk.changes = int((chunk.ops != OP_UPSERT).sum())
     return chunk
 
 
@@ -344,21 +307,15 @@ def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
         nbytes=batch.nbytes + CHUNK_BYTES,
         changes=sum(chunk.changes for chunk in chunks),
         dead=_joined_dead(chunks),
-        bases=_joined_bases(chunks),
     )
 
 
-def batch_with_system(chunk: Chunk, image: pa.RecordBatch | None = None) -> pa.RecordBatch:
-    """Return the records as files hold them: `_offset`, `_time`, [`_op`, `_present`], columns.
-
-    `image` has the topic's columns as they are after each change, where changes may be partial.
-    """
-    width = chunk.width
-    source = chunk.batch if image is None else image
-    system, fields = chunk.batch.columns[width:], list(chunk.batch.schema)
+def batch_with_system(chunk: Chunk) -> pa.RecordBatch:
+    """Return the records as files hold them: `_offset`, `_time`, [`_op`, `_present`], columns."""
+    width, columns, fields = chunk.width, chunk.batch.columns, list(chunk.batch.schema)
     offsets = pa.array(np.arange(chunk.offset, chunk.end, dtype=np.int64))
     return pa.RecordBatch.from_arrays(
-        [offsets, chunk.time_array(), *system, *source.columns[:width]],
+        [offsets, chunk.time_array(), *columns[width:], *columns[:width]],
         schema=pa.schema([OFFSET_FIELD, TIME_FIELD, *fields[width:], *fields[:width]]),
     )
 
@@ -366,17 +323,12 @@ def batch_with_system(chunk: Chunk, image: pa.RecordBatch | None = None) -> pa.R
 def _joined_dead(chunks: Sequence[Chunk]) -> Offsets | None:
     if all(chunk.dead is None for chunk in chunks):
         return None
-    return np.concatenate([_filled(chunk.dead, chunk.count, ALIVE) for chunk in chunks])
-
-
-def _joined_bases(chunks: Sequence[Chunk]) -> Offsets | None:
-    if all(chunk.bases is None for chunk in chunks):
-        return None
-    return np.concatenate([_filled(chunk.bases, chunk.count, -1) for chunk in chunks])
-
-
-def _filled(marks: Offsets | None, count: int, value: int) -> Offsets:
-    return np.full(count, value, np.int64) if marks is None else marks
+    return np.concatenate(
+        [
+            np.full(chunk.count, ALIVE, np.int64) if chunk.dead is None else chunk.dead
+            for chunk in chunks
+        ]
+    )
 
 
 def _coalesced(counts: Offsets, us: Offsets) -> tuple[Offsets, Offsets]:

@@ -272,7 +272,7 @@ class TopicMemory:
             if [id(chunk) for chunk in current] != [id(chunk) for chunk in run]:
                 # Some of it was evicted or joined meanwhile.
                 return True
-            joined.take_marks(run)
+            joined.take_dead(run)
             chunks[first : first + len(run)] = [joined]
             self._swap(chunks)
         return True

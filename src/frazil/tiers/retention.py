@@ -14,7 +14,6 @@ from frazil.telemetry import event, warn
 from frazil.tiers.disk.writer import merge_once
 from frazil.tiers.pressure import RETRY_AFTER_MS
 from frazil.tiers.zones import RED
-from frazil.topic import Sequencer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,18 +109,10 @@ class Retention:
         return (FOREVER if topic.keyed_topic else age_us), quota_of(spec, log)
 
     def expire(self, topic: TopicTiers, below: int) -> None:
-        """Remove everything below an offset from all tiers."""
-        if topic.keyed is not None:
-            # Before the files go: otherwise a look-up would find a row that no tier holds.
-            topic.keyed.floor = max(topic.keyed.floor, below)
+        """Remove everything below an offset from memory and disk; never of a keyed topic."""
+        assert not topic.keyed_topic
         self._tiers.disk.space.expire(topic.id, below)
         topic.memory.evict(min(below, topic.flushed))
-        if topic.keyed is not None:
-            topic.keyed.expire(below)
-        queue = topic.runtime.queue
-        if isinstance(queue, Sequencer):
-            # Rows that it remembers may be gone: no change may build on them.
-            queue.forget_written()
 
     def merge(self, topic: TopicTiers) -> bool:
         """Merge small files of a topic; tell whether there were any.

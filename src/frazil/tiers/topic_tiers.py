@@ -24,7 +24,7 @@ from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
 from frazil.tiers.disk.format import SentRun, kept_runs
 from frazil.tiers.flush import cut_set, flush_set
 from frazil.tiers.keys.deletion_vectors import KeyRows
-from frazil.tiers.keys.fold import KeyedState, whole_chunk
+from frazil.tiers.keys.fold import KeyedState
 from frazil.tiers.keys.lookup import KeyLookup
 from frazil.tiers.memory import TopicMemory
 from frazil.tiers.partitions import Partitioner
@@ -89,7 +89,13 @@ class TopicTiers:
         self.lookup: KeyLookup | None = None
         if self.keyed_topic:
             self.lookup = KeyLookup(self)
-            self.keyed = KeyedState(self.memory, self.lookup, index_bytes_max=tiers.index_bytes_max)
+            self.keyed = KeyedState(
+                self.memory,
+                lambda keys, shape, before: self.disk.lookup.find_many(
+                    self.id, keys, shape, before
+                ),
+                index_bytes_max=tiers.index_bytes_max,
+            )
             self.keyed.on_flushed(flushed)
         self._schemas: dict[int, pa.Schema] = {}
         self._shapes: dict[int, KeyShape] = {}
@@ -201,7 +207,8 @@ class TopicTiers:
     def _rebuild_vectors(self, keyed: KeyedState) -> None:
         if self.flushed:
             started = self.clock.monotonic()
-            keyed.rebuild_disk_dead(self._key_rows)
+            rows = sum(file.rows for file in self.disk.files(self.id))
+            keyed.rebuild_disk_dead(self._key_rows, count=rows)
             seconds = self.clock.monotonic() - started
             event("deletion_vectors_computed", topic=self.name, seconds=seconds)
         self._has_vectors = True
@@ -238,15 +245,13 @@ class TopicTiers:
         for number in range(readers.reader(file).groups):
             check_watch()
             batch = readers.read(file, number, ("_offset", "_op", "_present", *names))
-            present = batch.column("_present")
-            partial = None
-            if present.null_count < len(present):
-                partial = present.is_valid().to_numpy(zero_copy_only=False)
+            if batch.column("_present").null_count < len(batch):
+                # Updates of keys without a row change nothing.
+                batch = batch.filter(batch.column("_present").is_null())
             yield KeyRows(
                 batch.column("_offset").to_numpy(zero_copy_only=False),
                 batch.select(list(names)),
                 batch.column("_op").to_numpy(zero_copy_only=False),
-                partial,
             )
 
     def _make_room(self) -> None:
@@ -337,11 +342,7 @@ class TopicTiers:
         with self.memory.lock:
             if self.keyed is not None and folded:
                 self.keyed.fold(target)
-            chunks = [
-                whole_chunk(chunk, self.keyed)
-                for chunk in self.memory.snapshot(target)
-                if chunk.end > first
-            ]
+            chunks = [chunk for chunk in self.memory.snapshot(target) if chunk.end > first]
             end, chosen = cut_set(chunks, first, target)
         # Taken after the chunks: none of them is of a newer version than these columns.
         columns = self.runtime.codec.columns
@@ -465,7 +466,6 @@ class TopicTiers:
         with self.memory.lock:
             self.memory.settle(offset + 1)
             chunk = self.memory.chunk_at(offset)
-            chunk = None if chunk is None else whole_chunk(chunk, self.keyed)
         if chunk is not None:
             return self.file_rows(chunk.slice(offset - chunk.offset, 1), columns)
         found = self.disk.lookup.row_at(self.id, offset)

@@ -284,11 +284,6 @@ class Sequencer:
             else:
                 newest[key] = known
 
-    def forget_written(self) -> None:
-        """Forget what is written, because some of it may be gone by now: expired, or dropped."""
-        with self._lock:
-            self._forget()
-
     def _forget(self) -> None:
         """Forget the changes that are written: from now on they are found below."""
         self._forgotten += 1

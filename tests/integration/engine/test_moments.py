@@ -77,14 +77,13 @@ def test_an_offset_that_does_not_come_is_an_error(tmp_path):
         assert caught.value.details["topic"] == f"/default/t-part-{ack.part}"
 
 
-@pytest.mark.parametrize("key", [(), ("id",)])
-def test_what_is_no_longer_held_cannot_be_seen(tmp_path, key):
+def test_what_is_no_longer_held_cannot_be_seen(tmp_path):
     """A moment before the first held record is an error that names that record's offset."""
     clock = SimulatedClock(1)
     with open_small(tmp_path, clock=clock) as engine:
         # Nobody joins the sets meanwhile.
         engine.tiers.stop()
-        topic = engine.create_topic("t", {"id": "long", "v": "long"}, primary_key=key)
+        topic = engine.create_topic("t", {"id": "long", "v": "long"})
         times = []
 
         def tick():

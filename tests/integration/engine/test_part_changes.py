@@ -297,6 +297,18 @@ def test_without_the_tiers_whole_rows_still_go_to_their_parts(tmp_path):
             topic.get(1)
 
 
+def test_an_update_is_refused_where_no_tier_knows_the_row(tmp_path):
+    """With the tiers off an update of some columns is an error, and the row stays as it was."""
+    columns = {"id": "long", "a": "string", "b": "long"}
+    with open_small(tmp_path, memory=LOG_ALONE) as db:
+        topic = db.create_topic("u", columns, primary_key="id")
+        topic.insert(id=1, a="keep", b=1)
+        with pytest.raises(InvalidRequest, match=r"memory\.enabled"):
+            topic.update(1, {"b": 2})
+    with open_small(tmp_path) as db:
+        assert db.topic("u").get(1) == {"id": 1, "a": "keep", "b": 1}
+
+
 def test_rows_are_found_after_files_and_a_restart(tmp_path):
     """Look-ups find rows of all parts in files, also of an engine that was opened again."""
     with open_small(tmp_path) as db:

@@ -332,21 +332,6 @@ def test_a_reader_passes_what_a_quota_expired_under_it_and_nothing_more(opened):
         assert [(gap.first, gap.end) for gap in reader.gaps] == [(1, hold)]
 
 
-def test_expired_rows_of_a_keyed_topic_are_gone_everywhere(opened):
-    """Look-ups, SQL and readers agree on rows whose files were let go."""
-    world = opened(tiers={"small_file_bytes": 1})
-    topic = world.db.create_topic("t", {"id": "long", "data": "binary"}, primary_key="id")
-    for number in range(6):
-        topic.upsert(id=number, data=noise(number, 30_000))
-        world.db.tiers.flush()
-    world.move()
-    world.db.tiers.retention.expire(topic.runtime.tiers, 2)
-    left = list(range(2, 6))
-    assert column_of(topic, "id") == left
-    assert [n for n in range(6) if topic.get(n) is not None] == left
-    assert world.db.query("SELECT id FROM t ORDER BY id").rows() == [(n,) for n in left]
-
-
 # -- the cap -------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.errors import CorruptionError, InvalidRequest, Unavailable
 from frazil.tiers import flush_set, merge_once, topic_tiers
 from tests.crash.engine_world import many_lives
 from tests.integration.engine.opening import (
@@ -498,49 +498,3 @@ def test_a_topic_whose_records_are_all_gone_is_flushed_without_a_word(tmp_path):
         topic.append(n=10)
         assert db.tiers.flush() == {"/default/plain": 11}
         assert column_of(topic, "n") == [10]
-
-
-# -- expiry --------------------------------------------------------------------------------------
-
-
-def test_a_key_is_looked_up_while_its_file_expires(opened, monkeypatch):
-    """From the moment that a file goes, a key whose row it had is absent, and no fault."""
-    world = opened()
-    topic = world.db.create_topic("keyed", {"k": "long", "v": "long"}, primary_key="k")
-    for k in range(2):
-        topic.upsert(k=k, v=k)
-        world.db.tiers.flush()
-    world.db.tiers.evict()
-    assert topic.get(0) == {"k": 0, "v": 0}
-    space, seen = world.db.tiers.disk.space, []
-    expire = space.expire
-
-    def expiring(*arguments):
-        freed = expire(*arguments)
-        seen.append(topic.get_many([0, 1]))
-        return freed
-
-    monkeypatch.setattr(space, "expire", expiring)
-    world.db.tiers.retention.expire(topic.runtime.tiers, 1)
-    assert seen == [[None, {"k": 1, "v": 1}]]
-    assert topic.get_many([0, 1]) == seen[0]
-
-
-@pytest.mark.parametrize("policy", ["ignore", "insert", "error"])
-def test_an_expired_row_is_no_base_for_an_update(opened, policy):
-    """An update of a row that expired is an update of an unknown key, as the policy has it."""
-    world = opened()
-    columns = {"k": "long", "a": "long", "b": "long"}
-    topic = world.db.create_topic("keyed", columns, primary_key="k", unknown_key=policy)
-    for k in range(2):
-        topic.upsert(k=k, a=k, b=k)
-        world.db.tiers.flush()
-    world.db.tiers.retention.expire(topic.runtime.tiers, 1)
-    if policy == "error":
-        with pytest.raises(NotFound):
-            topic.update(0, {"a": 7})
-    else:
-        topic.update(0, {"a": 7})
-    topic.update(1, {"a": 7})
-    kept = {"k": 0, "a": 7, "b": None} if policy == "insert" else None
-    assert topic.get_many([0, 1]) == [kept, {"k": 1, "a": 7, "b": 1}]

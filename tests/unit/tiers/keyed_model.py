@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from frazil.log import Batch
-from frazil.model import OP_DELETE, OP_UPDATE
+from frazil.model import OP_DELETE
 from frazil.tiers.chunk import batch_with_system
 from frazil.tiers.keys.deletion_vectors import KeyRows
-from frazil.tiers.keys.fold import Found, KeyedState
+from frazil.tiers.keys.fold import KeyedState
+from frazil.tiers.keys.index import Found
 from frazil.tiers.memory import TopicMemory
 from tests.unit.tiers.memory_topic import TableTopic
 
 
 class Model:
-    """All changes in offset order; each is (offset, key, op, named columns, partial)."""
+    """All changes in offset order; each is (offset, key, op, row), without unmatched updates."""
 
     def __init__(self):
         self.changes = []
 
-    def add(self, offset, key, op, columns, *, partial=False):
-        self.changes.append((offset, key, op, columns, partial))
+    def add(self, offset, key, op, row):
+        self.changes.append((offset, key, op, row))
 
     def states(self, end):
         """Return {key: (offset of the newest change, row)} of the changes below `end`."""
         state = {}
-        for offset, key, op, columns, partial in self.changes:
+        for offset, key, op, row in self.changes:
             if offset >= end:
                 break
             if op == OP_DELETE:
                 state.pop(key, None)
-            elif not partial:
-                state[key] = (offset, {"id": key, "a": None, "b": None} | columns)
-            elif key in state:
-                state[key] = (offset, state[key][1] | columns)
-            elif op != OP_UPDATE:
-                state[key] = (offset, {"id": key, "a": None, "b": None} | columns)
+            else:
+                state[key] = (offset, row)
         return state
 
     def newest(self, key, before):
-        """Return (offset, op) of the key's newest change that did something."""
-        found, there = None, False
-        for offset, other, op, _, partial in self.changes:
+        """Return (offset, op) of the key's newest change."""
+        found = None
+        for offset, other, op, _ in self.changes:
             if offset >= before:
                 break
-            if other == key and not (partial and op == OP_UPDATE and not there):
-                found, there = (offset, op), op != OP_DELETE
+            if other == key:
+                found = (offset, op)
         return found
 
 
@@ -57,36 +53,30 @@ class Files:
         self.batches = []
         self.asked = 0
 
-    def add(self, state, chunk):
-        self.batches.append(batch_with_system(chunk, state.image(chunk)))
+    def add(self, chunk):
+        self.batches.append(batch_with_system(chunk))
 
     def rows(self):
         for batch in self.batches:
             yield from batch.to_pylist()
 
-    def find_many(self, keys, before):
+    def find_many(self, keys, shape, before):
+        del shape
         self.asked += len(keys)
         wanted, found = set(keys), {}
         for row in self.rows():
-            if row["_offset"] < before and row["id"] in wanted:
+            if row["_offset"] < before and row["id"] in wanted and row["_present"] is None:
                 found[row["id"]] = Found(row["_offset"], row["_op"])
         return found
 
-    def images(self, offsets):
-        assert (np.diff(offsets) > 0).all()
-        table = pa.Table.from_batches(self.batches).combine_chunks()
-        places = {offset: row for row, offset in enumerate(table["_offset"].to_pylist())}
-        taken = table.take([places[offset] for offset in offsets.tolist()])
-        return taken.drop_columns(["_offset", "_time", "_op", "_present"]).to_batches()[0]
-
     def key_rows(self):
         """Return the rows as a rebuild reads them."""
-        for batch in self.batches:
+        for each in self.batches:
+            batch = each.filter(each.column("_present").is_null())
             yield KeyRows(
                 batch.column("_offset").to_numpy(),
                 batch.select(["id"]),
                 batch.column("_op").to_numpy(),
-                batch.column("_present").is_valid().to_numpy(zero_copy_only=False),
             )
 
 
@@ -101,7 +91,7 @@ class KeyedTopic:
         self.state = self._fold_of(self.topic.memory)
 
     def _fold_of(self, memory):
-        return KeyedState(memory, self.files, index_bytes_max=lambda: self.index_bytes)
+        return KeyedState(memory, self.files.find_many, index_bytes_max=lambda: self.index_bytes)
 
     @property
     def end(self):
@@ -115,25 +105,24 @@ class KeyedTopic:
             self.model.add(first + number, row["id"], 3, row)
 
     def change(self, changes):
-        """Publish (op, key, named columns) as one frame; a partial one names part of a and b."""
-
-        def make(codec):
-            made = []
-            for op, key, columns in changes:
-                if op == OP_DELETE:
-                    made.append(codec.prepare_delete(key))
-                elif len(columns) == 2:
-                    made.append(codec.prepare(op, key, {"id": key} | columns))
-                    if op == OP_UPDATE:
-                        made[-1] = codec.whole((key, columns["a"], columns["b"]), op)
-                else:
-                    made.append(codec.with_op(codec.prepare_update(key, columns), op))
-            return made
-
-        first = self.topic.changes(make)
+        """Publish (op, key, named columns) as one frame, completed as the sequencer does it."""
+        codec = self.topic.codec.columns.keyed.changes
+        first = self.topic.state.next
+        made = []
         for number, (op, key, columns) in enumerate(changes):
-            partial = op != OP_DELETE and len(columns) < 2
-            self.model.add(first + number, key, op, columns, partial=partial)
+            offset = first + number
+            known = self.model.states(offset).get(key)
+            if op == OP_DELETE:
+                made.append(codec.prepare_delete(key))
+                self.model.add(offset, key, op, None)
+            elif len(columns) < 2 and known is None:
+                # An unmatched update, which changes nothing.
+                made.append(codec.prepare_update(key, columns))
+            else:
+                row = {"id": key, **({} if known is None else known[1]), **columns}
+                made.append(codec.whole((key, row["a"], row["b"]), op))
+                self.model.add(offset, key, op, row)
+        self.topic.changes(lambda _codec: made)
 
     def flush(self, below):
         """Evict what lies below an offset, having written it to files."""
@@ -142,7 +131,7 @@ class KeyedTopic:
         memory.settle(below)
         for chunk in memory.chunks:
             if chunk.end <= below:
-                self.files.add(self.state, chunk)
+                self.files.add(chunk)
         memory.evict(below)
         self.state.on_flushed(memory.start)
 
@@ -166,7 +155,7 @@ class KeyedTopic:
         self.topic.memory = memory
         self.state = self._fold_of(memory)
         self.state.on_flushed(start)
-        self.state.rebuild_disk_dead(self.files.key_rows)
+        self.state.rebuild_disk_dead(self.files.key_rows, count=sum(1 for _ in self.files.rows()))
 
     def visible(self, end):
         """Return {key: (offset, row)} as a query at snapshot `end` would see it."""
@@ -177,14 +166,15 @@ class KeyedTopic:
         rows = []
         for chunk in chunks:
             live = chunk.live(end)
-            image = batch_with_system(chunk, state.image(chunk))
-            rows += (image if live is None else image.filter(pa.array(live))).to_pylist()
+            batch = batch_with_system(chunk)
+            rows += (batch if live is None else batch.filter(pa.array(live))).to_pylist()
         dead = set(state.disk_dead(end, cut).tolist())
         rows += [
             row
             for row in self.files.rows()
             if row["_offset"] < min(cut, end)
             and row["_op"] != OP_DELETE
+            and row["_present"] is None
             and row["_offset"] not in dead
         ]
         assert len({row["id"] for row in rows}) == len(rows)

@@ -84,18 +84,23 @@ def test_marks_set_after_a_snapshot_was_taken_do_not_change_it():
     assert chunk.live(20) is None
 
 
+def test_unmatched_updates_are_no_state():
+    """A change with a bitmap is an update of a key without a row: no snapshot shows it."""
+    chunk = keyed([1, 2], [OP_UPSERT, OP_UPDATE], [None, b"\x02"], offset=10)
+    assert chunk.unmatched.tolist() == [False, True]
+    assert chunk.live(12).tolist() == [True, False]
+
+
 def test_joined_chunks_have_all_rows_marks_and_times():
-    """Joining copies the rows and carries marks and bases over, of chunks with and without."""
-    one, other = keyed([1, 2], offset=4), keyed([3], [OP_UPDATE], [b"\x03"], offset=6)
+    """Joining copies the rows and carries marks over, of chunks with and without."""
+    one, other = keyed([1, 2], offset=4), keyed([3], [OP_UPDATE], offset=6)
     one.mark([1], [30])
-    other.set_bases([0], [2])
     joined = join_chunks([one, other])
     assert joined.batch.column("id").to_pylist() == [1, 2, 3]
     assert joined.dead.tolist() == [ALIVE, 30, ALIVE]
-    assert joined.bases.tolist() == [-1, -1, 2]
     assert joined.times == ((3, 7),)
     one.mark([0], [31])
-    joined.take_marks([one, other])
+    joined.take_dead([one, other])
     assert joined.dead.tolist() == [31, 30, ALIVE]
     with pytest.raises(AssertionError):
         join_chunks([one, keyed([9], offset=9)])
@@ -129,20 +134,14 @@ def test_the_form_of_files_has_the_system_columns_first():
         "id": 2,
         "v": "v2",
     }
-    image = pa.record_batch([[1, 2], ["new", "row"]], schema=pa.schema(FIELDS))
-    assert batch_with_system(chunk, image).column("v").to_pylist() == ["new", "row"]
     assert batch_with_system(plain([1])).schema.names == ["_offset", "_time", "id", "v"]
 
 
 def test_values_of_single_rows_and_columns():
-    """A row is the topic's columns alone; bounds are those of one column."""
-    chunk = keyed([4, 2, 9], [OP_UPSERT, OP_UPDATE, OP_UPSERT], [None, b"\x01", None])
+    """A row is the topic's columns alone."""
+    chunk = keyed([4, 2, 9])
     assert chunk.row(1) == (2, "v2")
     assert chunk.width == 2
-    assert chunk.bounds("id") == (2, 9)
-    assert chunk.partial.tolist() == [False, True, False]
-    assert chunk.present_at(1) == b"\x01"
-    assert keyed([1]).partial is None
     assert chunk.key_map(KeyShape(chunk.batch.schema, (1,))).find(
         KeyShape(chunk.batch.schema, (1,)).hash_of(9)
     ).tolist() == [2]
@@ -150,7 +149,7 @@ def test_values_of_single_rows_and_columns():
 
 def test_what_was_read_back_counts_explicit_changes_only():
     """Upserts of whole rows may have been plain rows; anything else was a change."""
-    chunk = keyed([1, 2, 3], [OP_UPSERT, OP_DELETE, OP_UPSERT], [None, None, b"\x03"])
+    chunk = keyed([1, 2, 3], [OP_UPSERT, OP_DELETE, OP_UPDATE])
     batch = Batch(chunk.batch, offset=3, times=((3, 9),))
     again = chunk_of_history(batch, version=1)
     assert again.changes == 2
@@ -167,7 +166,7 @@ def test_what_is_computed_once_counts_once():
     assert len(chunk.ops) == count
     assert chunk.nbytes == before
     for _ in range(2):
-        assert int(chunk.partial.sum()) == count // 2
+        assert int(chunk.unmatched.sum()) == count // 2
         assert chunk.nbytes == before + count
     runs = [(1, 5 + row % 2) for row in range(count)]
     timed = plain(list(range(count)), times=runs)

@@ -1,4 +1,4 @@
-"""Deletion vectors of rows in files: a sorted set that grows and forgets."""
+"""Deletion vectors of rows in files: a sorted set that grows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ rows_of_entries = st.lists(
     adds=st.lists(rows_of_entries, max_size=6),
     cut=st.sampled_from([0, 8, 20, FAR + 4, 2 * FAR]),
     end=st.sampled_from([0, 9, 5_000_009, 1 << 32, (1 << 33) + 9, 2 * FAR]),
-    forgotten=st.sampled_from([None, 0, 9, FAR, FAR + 3]),
     pending=st.sampled_from([0, 5, 1 << 16]),
 )
-def test_the_vector_equals_a_dict(adds, cut, end, forgotten, pending):
-    """After any adds, merges and forgetting, every answer agrees with a plain dict."""
+def test_the_vector_equals_a_dict(adds, cut, end, pending):
+    """After any adds and merges, every answer agrees with a plain dict."""
     known = deletion_vectors.PENDING_MAX
     deletion_vectors.PENDING_MAX = pending
     try:
@@ -42,12 +41,8 @@ def test_the_vector_equals_a_dict(adds, cut, end, forgotten, pending):
             model.update({row: change_of(row) for row in rows})
             if number % 2:
                 assert len(vector) == len(model)
-            if number == 3 and forgotten is not None:
-                vector.forget(forgotten)
-                model = {row: by for row, by in model.items() if row >= forgotten}
         below = sorted(row for row, by in model.items() if row < cut and by < end)
         assert vector.below(cut=cut, end=end).tolist() == below
-        assert vector.idle == {row for row, by in model.items() if row == by}
         assert len(vector) == len(model)
     finally:
         deletion_vectors.PENDING_MAX = known
@@ -65,13 +60,12 @@ def test_a_row_keeps_its_first_entry():
 
 
 def test_returned_arrays_do_not_change():
-    """The array of a snapshot stays as it is when entries come and go."""
+    """The array of a snapshot stays as it is when entries come."""
     vector = DeletionVector()
     vector.add(np.arange(0, 100_000, 2), np.arange(0, 100_000, 2) + 3)
     before = vector.below(cut=100_000, end=200_000)
     copy = before.copy()
     vector.add(np.arange(1, 100_000, 2), np.arange(1, 100_000, 2) + 3)
     assert len(vector.below(cut=100_000, end=200_000)) == 100_000
-    vector.forget(50_000)
     assert np.array_equal(before, copy)
-    assert vector.nbytes == 50_000 * 16
+    assert vector.nbytes == 100_000 * 16

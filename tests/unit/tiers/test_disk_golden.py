@@ -31,7 +31,7 @@ def test_the_pinned_directory_reads_as_it_was_written():
 def test_the_pinned_maps_of_keys_are_believed():
     """Keys are found by the pinned maps, none of which is built again."""
     world = golden()
-    found = world.tier.lookup.find_many(TOPIC, ["key 3", "absent"], SHAPE)
+    found = world.tier.lookup.find_many(TOPIC, ["key 3", "absent"], SHAPE, 60)
     assert {key: each.offset for key, each in found.items()} == {"key 3": 53}
     assert world.tier.lookup.maps_built == 0
 

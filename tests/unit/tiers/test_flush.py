@@ -115,7 +115,7 @@ def test_deletes_and_partial_changes_are_counted():
     world = opened(keyed=True, partition_by=BY_COUNTRY)
     files = world.flush(0, 60)
     assert sum(file.deletes for file in files) == 12
-    assert sum(file.partials for file in files) == len([n for n in range(60) if n % 7 == 3])
+    assert sum(file.unmatched for file in files) == len([n for n in range(60) if n % 7 == 3])
 
 
 # -- shape and memory ------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_facts_tell_what_a_file_holds():
     facts = write(system, schema, [batch], metadata={"frazil": "x"}, key_names=["s"])
     assert (facts.rows, facts.offset_first, facts.offset_last) == (4, 7, 10)
     assert (facts.time_first, facts.time_last) == (1007, 1010)
-    assert (facts.deletes, facts.partials) == (2, 1)
+    assert (facts.deletes, facts.unmatched) == (2, 1)
     assert (facts.columns["n"].low, facts.columns["n"].high, facts.columns["n"].nulls) == (-5, 5, 1)
     assert (facts.columns["s"].low, facts.columns["s"].high) == ("a" * 64, "c")
     assert facts.bytes == len(system.read_bytes(PATH, durable=True))

@@ -9,7 +9,7 @@ import pytest
 
 from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
 from frazil.tiers.keys import index
-from frazil.tiers.keys.fold import Found
+from frazil.tiers.keys.index import Found
 from tests.unit.tiers.keyed_model import KeyedTopic
 
 UNKNOWN = (False, None)
@@ -64,18 +64,13 @@ def test_a_row_that_takes_another_key_is_found_under_that_alone():
     assert world.state.latest("k1", 3) == (True, Found(2, OP_UPSERT))
 
 
-def test_a_partial_change_needs_the_fold():
-    """It may have done nothing; a whole row after it tells all again."""
+def test_an_unmatched_update_is_passed_over():
+    """An update of a key without a row is not found, and hides no row."""
     world = a_topic()
-    world.change([(OP_UPDATE, "k0", {"a": 1})])
     world.change([(OP_UPDATE, "k1", {"a": 1})])
-    assert world.state.latest("k0", 3) == UNKNOWN
-    assert world.state.latest("k1", 3) == UNKNOWN
-    one(world, "k0", 3)
-    assert world.state.latest("k0", 4) == (True, Found(3, OP_UPSERT))
-    world.state.fold(3)
-    # It is noted still, but the index knows better.
-    assert world.state.latest("k1", 4) == (True, None)
+    assert world.state.latest("k1", 2) == (True, None)
+    world.change([(OP_UPDATE, "k0", {"a": 1})])
+    assert world.state.latest("k0", 3) == (True, Found(2, OP_UPDATE))
 
 
 def test_nothing_at_or_above_the_end_is_seen():
@@ -115,7 +110,7 @@ def test_arrow_frames_between_row_frames_are_noted_too():
     assert state.latest("k1", 6) == (True, Found(3, OP_UPSERT))
     assert state.latest("k0", 8) == (True, Found(5, OP_UPSERT))
     assert state.latest("k2", 9) == (True, Found(6, OP_DELETE))
-    assert state.latest("k1", 9) == UNKNOWN
+    assert state.latest("k1", 9) == (True, Found(7, OP_UPDATE))
     assert state.folded_to == 1
 
 
@@ -151,16 +146,7 @@ def test_more_than_a_bounded_number_of_changes_needs_the_fold(monkeypatch):
             assert found == Found(number, OP_UPSERT)
         elif number % 2:
             world.state.fold(world.end - 3)
-        assert len(world.state._unflushed._codes) <= 16
-
-
-def test_an_expired_row_is_not_found():
-    """A row below the floor is absent, wherever it is found."""
-    world = a_topic()
-    one(world, "k1", 1)
-    world.state.expire(2)
-    assert world.state.latest("k1", 2) == (True, None)
-    assert world.state.latest("k0", 2) == (True, None)
+        assert len(world.state._unflushed._codes) <= 24
 
 
 @pytest.mark.parametrize("index_bytes", [1 << 30, 600])

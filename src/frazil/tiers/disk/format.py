@@ -253,7 +253,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     time_last: int = 0
     columns: dict[str, ColumnRange] = {}
     deletes: int = 0
-    partials: int = 0
+    unmatched: int = 0
 
 
 class DiskFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -280,7 +280,7 @@ class DiskFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time_last: int = 0
     columns: dict[str, ColumnRange] = {}
     deletes: int = 0
-    partials: int = 0
+    unmatched: int = 0
     key_ids: tuple[int, ...] = ()
     key_bytes: int = 0
     """The size of the file with the map of its keys."""
@@ -344,7 +344,7 @@ def file_of(name: str, label: FileLabel, facts: FileFacts, *, key_bytes: int = 0
         time_last=facts.time_last,
         columns=facts.columns,
         deletes=facts.deletes,
-        partials=facts.partials,
+        unmatched=facts.unmatched,
         key_ids=label.key_ids,
         key_bytes=key_bytes,
         gaps=label.gaps,

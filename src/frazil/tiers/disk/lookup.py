@@ -7,7 +7,7 @@ key.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from frazil.schema import KeyFile, KeyMap
 from frazil.telemetry import warn
 from frazil.tiers.disk.format import keys_name
 from frazil.tiers.disk.reader import LruCache, offsets_of
+from frazil.tiers.keys.index import Found
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,19 +29,9 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.maintenance import DamagedFiles
     from frazil.tiers.disk.reader import DiskReaders
 
-__all__ = ["DiskLookup", "FoundChange"]
+__all__ = ["DiskLookup"]
 
 T = TypeVar("T")
-_NO_LIMIT: Final = 1 << 63
-
-
-class FoundChange(NamedTuple):
-    """A change of a key in a file; the file may be merged away at any time."""
-
-    offset: int
-    file: DiskFile
-    row: int
-    op: int
 
 
 class DiskLookup:
@@ -66,18 +57,17 @@ class DiskLookup:
         return sum(each.nbytes for each in self._maps.values())
 
     def find_many(
-        self, topic: int, keys: Sequence[Key], shape: KeyShape, before: int | None = None
-    ) -> dict[Key, FoundChange]:
+        self, topic: int, keys: Sequence[Key], shape: KeyShape, before: int
+    ) -> dict[Key, Found]:
         """Return the newest change of each key that has one with an offset below `before`.
 
         Raises:
             CorruptionError: if a file that may hold one is damaged and cannot be rebuilt.
         """
-        limit = _NO_LIMIT if before is None else before
         wanted = list(dict.fromkeys(keys))
         hashes = shape.hashes_of(wanted)
         return self._damage.retried(
-            topic, lambda picture: self._find_many(picture, wanted, hashes, limit)
+            topic, lambda picture: self._find_many(picture, wanted, hashes, before)
         )
 
     def row_at(self, topic: int, offset: int) -> pa.RecordBatch | None:
@@ -99,8 +89,8 @@ class DiskLookup:
 
     def _find_many(
         self, picture: TopicFiles, keys: Sequence[Key], hashes: Any, limit: int
-    ) -> dict[Key, FoundChange]:
-        found: dict[Key, FoundChange] = {}
+    ) -> dict[Key, Found]:
+        found: dict[Key, Found] = {}
         left = np.arange(len(keys))
         for file in picture.by_last:
             if file.offset_first >= limit or not file.keyed or not file.rows:
@@ -123,7 +113,7 @@ class DiskLookup:
         numbers: Any,
         hashes: Any,
         limit: int,
-        found: dict[Key, FoundChange],
+        found: dict[Key, Found],
     ) -> None:
         """Look up many keys in one file, row group by row group."""
         index, rows = self._with_map(file, lambda each: each.find_many(hashes))
@@ -135,17 +125,20 @@ class DiskLookup:
         groups = np.searchsorted(np.array(reader.starts), rows, "right") - 1
         for group in np.unique(groups).tolist():
             here = np.flatnonzero(groups == group)
-            batch = self._readers.columns(file, group, ("_offset", "_op", *shape.names))
+            names = ("_offset", "_op", "_present", *shape.names)
+            batch = self._readers.columns(file, group, names)
             picked = batch.take(pa.array(rows[here] - reader.starts[group]))
-            facts = (offsets_of(picked).tolist(), picked.column("_op").to_pylist())
-            for match, key, offset, op in zip(
+            present = picked.column("_present").to_pylist()
+            facts = (offsets_of(picked).tolist(), picked.column("_op").to_pylist(), present)
+            for match, key, offset, op, named in zip(
                 here.tolist(), shape.keys(picked), *facts, strict=True
             ):
                 wanted = keys[int(numbers[index[match]])]
                 known = found.get(wanted)
                 newer = known is None or offset > known.offset
-                if newer and offset < limit and key == wanted:
-                    found[wanted] = FoundChange(offset, file, int(rows[match]), op)
+                # A change with a bitmap is an update of a key without a row, which changes nothing.
+                if newer and offset < limit and key == wanted and named is None:
+                    found[wanted] = Found(offset, op)
 
     # -- rows --------------------------------------------------------------------------------------
 

@@ -233,7 +233,7 @@ class _Counts(msgspec.Struct, frozen=True):
     """Counts of the writer, kept in the footer."""
 
     deletes: int = 0
-    partials: int = 0
+    unmatched: int = 0
     nan: tuple[str, ...] = ()
 
 
@@ -273,7 +273,7 @@ class RowsWriter:
         self._writer: pq.ParquetWriter | None = None
         self._collected: list[pq.FileMetaData] = []
         self._deletes = 0
-        self._partials = 0
+        self._unmatched = 0
         self._floats = [field.name for field in schema if pa.types.is_floating(field.type)]
         self._nan: set[str] = set()
 
@@ -313,7 +313,7 @@ class RowsWriter:
         """
         self.drain()
         writer, sink = self._open()
-        counts = _Counts(self._deletes, self._partials, tuple(sorted(self._nan)))
+        counts = _Counts(self._deletes, self._unmatched, tuple(sorted(self._nan)))
         text = msgspec.json.encode(counts).decode()
         writer.add_key_value_metadata({**metadata, COUNTS_KEY: text})
         writer.close()
@@ -340,7 +340,7 @@ class RowsWriter:
         if "_op" in self.schema.names:
             self._deletes += pc.sum(pc.equal(batch.column("_op"), OP_DELETE)).as_py() or 0
             present = batch.column("_present")
-            self._partials += len(present) - present.null_count
+            self._unmatched += len(present) - present.null_count
         for name in self._floats:
             if name not in self._nan and _has_nan(batch.column(name)):
                 self._nan.add(name)
@@ -460,7 +460,7 @@ def _facts(
         footer_crc=footer_crc,
         columns={name: found for name, found in columns.items() if not name.startswith("_")},
         deletes=counts.deletes,
-        partials=counts.partials,
+        unmatched=counts.unmatched,
         **facts,
     )
 

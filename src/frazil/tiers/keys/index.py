@@ -1,8 +1,8 @@
 """The key index: the newest change of each key within a bounded number of bytes.
 
-A change is one integer, its code: `offset << 4 | partial << 3 | op`. The index evicts the keys
-that were written longest ago; a missing key is then looked up in the tiers that hold the changes.
-`UnflushedKeys` covers what is not folded into the index yet.
+A change is one integer, its code: `offset << 3 | op`. The index evicts the keys that were written
+longest ago; a missing key is then looked up in the tiers that hold the changes. `UnflushedKeys`
+covers the records that are not folded into the index yet.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ import threading
 from bisect import bisect_right
 from itertools import chain, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import CorruptionError
-from frazil.model import OP_UPSERT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from frazil.log import TailEntry
-    from frazil.schema import Key, KeyShape
+    from frazil.schema import Key
     from frazil.tiers.memory import TopicMemory
 
-__all__ = ["CODE_SHIFT", "OP_MASK", "PARTIAL_BIT", "UNKNOWN", "KeyIndex", "UnflushedKeys"]
+__all__ = ["CODE_SHIFT", "OP_MASK", "UNKNOWN", "Found", "KeyIndex", "UnflushedKeys"]
 
-CODE_SHIFT: Final = 4
-PARTIAL_BIT: Final = 8
+CODE_SHIFT: Final = 3
 OP_MASK: Final = 7
 
 ENTRY_BYTES: Final = 100
@@ -44,11 +42,17 @@ CHANGES_MAX: Final = 8192
 _entry_offset = itemgetter(0)
 
 
+class Found(NamedTuple):
+    """The newest change of a key."""
+
+    offset: int
+    op: int
+
+
 class KeyIndex:
     """A bounded map from key to the code of its newest change; the caller holds the topic's lock.
 
-    The fold writes `codes` itself, for speed, by way of `take`, reports new keys to `added`, and
-    then calls `shrink`.
+    The fold writes `codes` itself, for speed, reports new keys to `added`, and then calls `shrink`.
     """
 
     def __init__(self, bytes_max: Callable[[], int]) -> None:
@@ -61,14 +65,6 @@ class KeyIndex:
 
     def __len__(self) -> int:
         return len(self.codes)
-
-    def take(self, count: int) -> Callable[[Key, None], int | None]:
-        """Return the function that looks up keys before they are written, `count` of them.
-
-        With ample room a key keeps its place in the order of writes, which is cheaper; otherwise
-        it is removed, so that it comes last.
-        """
-        return self.codes.pop if self.tight(count) else self.codes.get
 
     def tight(self, count: int) -> bool:
         """Tell whether so many more keys make room short, so that the order of writes matters."""
@@ -118,17 +114,16 @@ class UnflushedKeys:
     without the topic's lock, which a fold may hold for milliseconds.
 
     Args:
-        codes_of: returns keys and codes of an entry without validated records.
+        codes_of: returns keys and codes of the changes among the records `[start, stop)` of an
+            entry.
     """
 
     def __init__(
         self,
         memory: TopicMemory,
-        shape_of: Callable[[int], KeyShape],
-        codes_of: Callable[[TailEntry], tuple[list[Key], list[int]]],
+        codes_of: Callable[[TailEntry, int, int], tuple[list[Key], list[int]]],
     ) -> None:
         self._memory = memory
-        self._shape_of = shape_of
         self._codes_of = codes_of
         self._lock = threading.Lock()
         self._codes: dict[Key, int] = {}
@@ -138,7 +133,7 @@ class UnflushedKeys:
         """Return the code of a key's newest change in `[folded_to, end)`, None if there is none.
 
         All below `end` is visible. UNKNOWN stands for changes that are in chunks already, too
-        many, damaged, partial, or hidden by newer ones.
+        many, damaged, or hidden by newer ones.
         """
         with self._lock:
             if not self._reach(folded_to, end):
@@ -146,18 +141,16 @@ class UnflushedKeys:
             code = self._codes.get(key)
         if code is None or code >> CODE_SHIFT < folded_to:
             return None
-        # Whether a partial change did anything depends on the row it builds on.
-        return UNKNOWN if code & PARTIAL_BIT or code >> CODE_SHIFT >= end else code
+        return UNKNOWN if code >> CODE_SHIFT >= end else code
 
     def _reach(self, folded_to: int, end: int) -> bool:
         """Cover `[folded_to, end)`; False if that is not possible."""
-        if not self._first <= folded_to <= self._end or (
-            self._end - self._first > CHANGES_MAX and folded_to > self._first
-        ):
+        if end - folded_to > CHANGES_MAX:
+            return False
+        is_long = self._end - self._first > 2 * CHANGES_MAX
+        if is_long or not self._first <= folded_to <= self._end:
             self._codes = {}
             self._first = self._end = folded_to
-        if end - self._first > 2 * CHANGES_MAX or end - folded_to > CHANGES_MAX:
-            return False
         return self._end >= end or self._extend(end)
 
     def _extend(self, end: int) -> bool:
@@ -166,29 +159,17 @@ class UnflushedKeys:
         # An entry becomes part of a chunk before it leaves the tail: the copy has all that follow.
         if memory.settled > first:
             return False
-        codes = self._codes
         number = max(bisect_right(tail, first, key=_entry_offset) - 1, 0)
         for entry in tail[number:]:
-            offset, count, records = entry[0], entry[1], entry[9]
+            offset, count = entry[0], entry[1]
             if offset >= end:
                 break
             if offset + count <= first:
                 continue
-            part = slice(max(first - offset, 0), end - offset)
-            if records is None:
-                try:
-                    keys, found = self._codes_of(entry)
-                except CorruptionError:
-                    return False
-                codes.update(zip(keys[part], found[part], strict=True))
-                continue
-            row_key = self._shape_of(entry[6]).row_key
-            for number, record in enumerate(records[part], offset + part.start):
-                code = number << CODE_SHIFT
-                if type(record) is tuple:
-                    codes[row_key(record[0])] = code | OP_UPSERT
-                else:
-                    partial = 0 if record.present is None else PARTIAL_BIT
-                    codes[record.key] = code | record.op | partial
+            try:
+                pairs = self._codes_of(entry, max(first - offset, 0), min(end - offset, count))
+            except CorruptionError:
+                return False
+            self._codes.update(zip(*pairs, strict=True))
         self._end = end
         return True

@@ -13,7 +13,7 @@ from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE
 from frazil.schema.keys import column_id
 from frazil.schema.python_rows import python_rows
-from frazil.tiers.keys.fold import STEP_ROWS, Found
+from frazil.tiers.keys.fold import STEP_ROWS
 from frazil.topic import Image, check_watch
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from frazil.schema import Key
     from frazil.tiers.keys.fold import KeyedState
+    from frazil.tiers.keys.index import Found
     from frazil.tiers.topic_tiers import TopicTiers
     from frazil.topic import ChangeCodec
 
@@ -57,24 +58,6 @@ class KeyLookup:
     def _codec(self) -> ChangeCodec:
         codec: ChangeCodec = self._tiers.runtime.codec.columns.keyed.changes
         return codec
-
-    # -- for the fold (`OlderTiers`) ---------------------------------------------------------------
-
-    def find_many(self, keys: Sequence[Key], before: int) -> dict[Key, Found]:
-        """Return the newest change in files of each key that has one, below an offset."""
-        tiers = self._tiers
-        places = tiers.disk.lookup.find_many(tiers.id, keys, self._keyed.shape, before)
-        return {key: Found(place.offset, place.op) for key, place in places.items()}
-
-    def images(self, offsets: Any) -> pa.RecordBatch:
-        """Return the rows at ascending offsets in files, null throughout where one is gone."""
-        keyed = self._tiers.runtime.codec.columns.keyed
-        fields = [field.with_nullable(True) for field in list(keyed.schema)[:-2]]
-        found: list[pa.RecordBatch] = []
-        for offset in offsets.tolist():
-            row = self._tiers.disk.lookup.row_at(self._tiers.id, offset)
-            found.append(_nothing(fields) if row is None else _under(row, fields))
-        return pa.concat_batches(found)
 
     # -- for users ---------------------------------------------------------------------------------
 
@@ -174,8 +157,7 @@ class KeyLookup:
             return None
         # Columns with values that Python cannot hold exactly are read from Arrow.
         image = None if codec.exact else self._keyed.image_at(found.offset)
-        plain = image is not None and image.version == codec.version
-        if image is not None and plain:
+        if image is not None and image.version == codec.version:
             return StoredRow(found.offset, image.time_us, codec.as_stored(image.values))
         return self._read(found.offset, codec)
 
@@ -213,12 +195,6 @@ def _under(batch: pa.RecordBatch, fields: Iterable[pa.Field], *system: str) -> p
         arrays.append(batch.column(name))
         found.append(batch.schema.field(name))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(found))
-
-
-def _nothing(fields: Sequence[pa.Field]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.nulls(1, field.type) for field in fields], schema=pa.schema(fields)
-    )
 
 
 def _as_dict(row: StoredRow, codec: ChangeCodec) -> dict[str, Any]:
