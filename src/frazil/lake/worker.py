@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 

@@ -131,7 +131,11 @@ def verify_table(job: SparkJob) -> Mapping[str, Any]:
     return verify(job)
 
 
-_OPERATIONS: Final = {"commit": commit_plan, "maintain": maintain_table, "verify": verify_table}
+def _operation(name: str) -> Callable[[SparkJob], Mapping[str, Any]]:
+    operations = {"commit": commit_plan, "maintain": maintain_table, "verify": verify_table}
+    if name not in operations:
+        raise InvalidRequest("the lake worker has no such operation", op=name)
+    return operations[name]
 
 
 def table_of_body(body: Mapping[str, Any]) -> str:
@@ -250,10 +254,7 @@ class Jobs:
         begun = self._clock.monotonic()
         try:
             with self._lock(table_of_body(request.body)):
-                operation = _OPERATIONS.get(request.op)
-                if operation is None:
-                    raise InvalidRequest("the lake worker has no such operation", op=request.op)
-                body = dict(operation(job))
+                body = dict(_operation(request.op)(job))
                 seconds = self._clock.monotonic() - begun
                 event("lake_job_done", op=request.op, id=request.id, seconds=f"{seconds:.3f}")
                 self._answer(Answer(request.id, "done", body))
