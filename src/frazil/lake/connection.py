@@ -74,7 +74,7 @@ class _LimitedAdapter(HTTPAdapter):
 class RestTables(RestCatalog):
     """PyIceberg's REST catalog, with a time limit and the raw metadata."""
 
-    def __init__(self, address: CatalogAddress, timeout_seconds: float) -> None:
+    def __init__(self, address: CatalogAddress, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._timeout_seconds = timeout_seconds
         super().__init__("frazil", uri=address.uri, token=address.token)
 

@@ -99,7 +99,7 @@ class CatalogTables:
         """
         size = self._settings.lake.writer.target_file_bytes
         made = attrs.evolve(definition, root=self.address.warehouse, target_file_bytes=size)
-        return bind(self._catalog, made, clock=self._clock, columns=columns).schema_version
+        return bind(self._catalog, made, clock=self._clock, columns=columns)
 
     def evolve(self, definition: TableDefinition, columns: Callable[[int], pa.Schema]) -> int:
         """Bring the table's columns to the definition's version; return the one it has then.
