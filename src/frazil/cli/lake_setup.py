@@ -52,17 +52,20 @@ def setup(
     Says first how much that is. Mirrors and proxies are set in lake.spark.conf. A second call has
     nothing to do.
     """
-    from frazil.lake import jars_directory, jars_of, kinds_for, prepare, take_jars
+    from frazil.lake import jars_directory, prepare, take_jars
 
     session = session_of(context)
     settings = session.settings()
-    kinds = kinds_for(settings.lake.catalog.kind, settings.lake.warehouse)
     directory = jars_directory(settings, os.environ)
     java = None
     with _bar() as bar:
         if jars is not None:
-            bar.announce(jars_of(kinds), directory, f"copying from {jars}")
-            paths = take_jars(settings, os.path.abspath(jars), progress=bar.progress)
+            paths = take_jars(
+                settings,
+                jars,
+                announce=lambda missing: bar.announce(missing, directory, f"copying from {jars}"),
+                progress=bar.progress,
+            )
         else:
             java, paths = prepare(
                 settings,

@@ -172,9 +172,7 @@ _ICEBERG: Final = {
     "wal.base_path": _same("data_dir"),
     "wal.max_file_size": _same("log.segment_bytes_max"),
     "wal.sync_mode": Rule("log.sync", _sync_mode),
-    "writer.batch_size": _same("lake.writer.batch_size"),
     "writer.flush_interval_ms": _times("lake.writer.flush_interval", 0.001),
-    "writer.max_memory_bytes": _same("lake.writer.max_memory_bytes"),
 }
 
 
@@ -204,6 +202,8 @@ DROPPED: Final[Mapping[str, str]] = {
         "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
         "metadata.etcd.prefix"
     ),
+    f"{ICEBERG}.writer.batch_size": "Spark reads 10,000 rows at a time",
+    f"{ICEBERG}.writer.max_memory_bytes": "writers take a quarter of lake.worker.heap_bytes",
     f"{ICEBERG}.reader.poll_interval_ms": "readers are told of new records, nothing is polled",
     f"{ICEBERG}.reader.max_concurrent_reads": ("requests to a store are bounded together, at 16"),
     f"{ICEBERG}.reader.prefetch_size": (

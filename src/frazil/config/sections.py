@@ -280,9 +280,6 @@ class DiskSettings(Section):
 class LakeCatalogSettings(Section):
     """The catalog that says where the tables are."""
 
-    kind: Literal["embedded"] = setting(
-        "embedded", "Which catalog: embedded is Frazil's own beside the data."
-    )
     port: Count = setting(
         8181, "The embedded catalog listens here, or on the next free port.", low=0, high=65535
     )
@@ -291,14 +288,8 @@ class LakeCatalogSettings(Section):
 class LakeWriterSettings(Section):
     """How records become files of a table."""
 
-    batch_size: Count = setting(
-        10_000, "So many rows are handed over in one Arrow batch.", low=1, high=1_000_000
-    )
     flush_interval: Seconds = setting(
         MINUTE, "A commit is due when the last one is longer ago.", low=0.1, high=DAY
-    )
-    max_memory_bytes: Bytes = setting(
-        256 * MIB, "The writers of one commit hold at most this much.", low=MIB, high=TIB
     )
     target_file_bytes: Bytes = setting(
         128 * MIB, "Files of a table are made about so large.", low=MIB, high=64 * GIB

@@ -323,7 +323,7 @@ def test_settings_survive_pickling():
         ("log: 5\n", "section"),
         ("log:\n  sync:\n    mode: none\n", "unknown setting"),
         ("lake:\n  writer: 5\n", "section"),
-        ("lake:\n  writer:\n    batch_size: {a: 1}\n", "refused"),
+        ("lake:\n  writer:\n    flush_interval: {a: 1}\n", "refused"),
         ("lake:\n  spark:\n    conf: [1]\n", "must be one value"),
         ("lake:\n  spark:\n    conf: {a: {b: 1}}\n", "must be one value"),
         ("lake:\n  spark:\n    conf: {a: 1, a: 2}\n", "given twice"),
