@@ -117,12 +117,9 @@ _PERIODIC: Final = ("log.sync", "periodic")
 _WAL_CLOUD: Final = {
     "wal.dir": _same("data_dir"),
     "wal.file_sync.interval_ms": _times("log.sync_interval_s", 0.001, _PERIODIC),
-    "wal.file_sync.max_batch_bytes": _same("log.sync_bytes_max", _PERIODIC),
     "wal.rotation.max_bytes": _same("log.segment_bytes_max"),
-    "wal.rotation.max_hours": _times("log.segment_age_max_s", 3600),
     "wal.retention.time_minutes": _times("log.retention_age_s", 60),
     "wal.retention.size_mb": _times("log.retention_bytes", _MIB),
-    "wal.retention.check_interval_minutes": _times("log.retention_check_s", 60),
     "uploader.enabled": _same("objects.default"),
     "uploader.interval_seconds": _times("objects.interval_s", 1),
     "uploader.max_object_mb": _times("objects.object_bytes_max", _MIB),
@@ -197,6 +194,11 @@ DROPPED: Final[Mapping[str, str]] = {
     f"{WAL_CLOUD}.wal.cache_capacity": (
         "counts messages of each topic; memory.budget_bytes bounds the bytes of all topics"
     ),
+    f"{WAL_CLOUD}.wal.file_sync.max_batch_bytes": (
+        "the periodic mode also syncs after each 10 MB that were written"
+    ),
+    f"{WAL_CLOUD}.wal.rotation.max_hours": "a segment of the log is rotated after an hour",
+    f"{WAL_CLOUD}.wal.retention.check_interval_minutes": "retention is checked once a minute",
     f"{WAL_CLOUD}.cloud.project": "a bucket is found without its project",
     f"{WAL_CLOUD}.uploader.root_prefix": (
         "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "

@@ -362,12 +362,6 @@ _RULES: Final = (
         lambda s: s.log.sync_interval_s <= 0,
     ),
     _Rule(
-        "a segment must hold what is filled ahead",
-        "log.prefill_bytes",
-        "log.segment_bytes_max",
-        lambda s: s.log.prefill_bytes > s.log.segment_bytes_max,
-    ),
-    _Rule(
         "a key must fit into a message",
         "topics.key_bytes_max",
         "topics.message_bytes_max",

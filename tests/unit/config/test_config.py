@@ -49,8 +49,6 @@ def test_the_defaults_are_what_the_design_says():
     assert settings.data_dir == "./data"
     assert settings.log.segment_bytes_max == 128 << 20
     assert settings.log.sync == "commit"
-    assert settings.log.sync_bytes_max == 10_000_000
-    assert settings.log.marker_delay_s == 0.02
     assert settings.log.retention_age_s == 48 * 3600
     assert settings.topics.message_bytes_max == 1 << 20
     assert settings.producers.window_batches == 5
@@ -168,12 +166,12 @@ def test_variables_of_tests_and_strangers_are_left_alone():
         ("data_dir", "a\0b"),
         ("log.sync", "Commit!"),
         ("log.sync", True),
-        ("log.queue_records_max", True),
-        ("log.queue_records_max", 1.5),
-        ("log.queue_records_max", "many"),
+        ("topics.topics_max", True),
+        ("topics.topics_max", 1.5),
+        ("topics.topics_max", "many"),
         ("log.segment_bytes_max", "12 parsecs"),
-        ("log.segment_age_max_s", float("nan")),
-        ("log.segment_age_max_s", ["1h"]),
+        ("log.retention_age_s", float("nan")),
+        ("log.retention_age_s", ["1h"]),
         ("log.free_ratio_min", "nan"),
         ("log.free_ratio_min", "half"),
         ("topics.auto_create", "maybe"),
@@ -230,7 +228,6 @@ def test_a_wrong_choice_names_the_nearest():
         ),
         ({"topics.message_bytes_max": "11MiB"}, "topics.message_bytes_max", "log.write_bytes_max"),
         ({"log.sync_interval_s": 0}, "log.sync_interval_s", "log.sync"),
-        ({"log.prefill_bytes": "200MiB"}, "log.prefill_bytes", "log.segment_bytes_max"),
         ({"topics.message_bytes_max": 100}, "topics.key_bytes_max", "topics.message_bytes_max"),
         ({"memory.budget_bytes": "9MiB"}, "memory.budget_bytes", "log.write_bytes_max"),
     ],
