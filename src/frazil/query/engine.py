@@ -357,11 +357,15 @@ class QueryEngine:
             Unavailable: if it took too long or was cancelled.
         """
         check_timeout(timeout_s)
+        is_now = as_of_offset is None and as_of_time is None
+        if is_now and not params and (templated := self._plans.templated(sql)) is not None:
+            found = self._look_up(*templated, min_offset, timeout_s)
+            if found is not None:
+                return found
         plan = self._plans.plan(sql)
         params = settled_params(params)
         values = plan.bind(params)
         if plan.point is not None:
-            is_now = as_of_offset is None and as_of_time is None
             found = self._look_up(plan, values, min_offset, timeout_s) if is_now else None
             if found is not None:
                 return found

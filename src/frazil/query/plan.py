@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from attrs import frozen
 
-from frazil.errors import Closed, InvalidRequest
+from frazil.errors import Closed, InvalidRequest, NotFound
 from frazil.query.guard import Parser, check_statement, checked_text, nodes
 from frazil.query.point import PointPlan, point_of
 from frazil.query.pruning import Condition, conditions_of, key_conditions
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from frazil.query.guard import Node
     from frazil.query.snapshots import EngineSources
 
-__all__ = ["Plan", "PlannedUse", "Planner"]
+__all__ = ["Plan", "PlannedUse", "Planner", "template_of"]
 
 PLANS_MAX: Final = 1_024
 PLAN_CHARACTERS_MAX: Final = 16_384
@@ -126,7 +126,7 @@ class Planner:
         self._closed = False
         self._version: int | None = None
         self._topics: Mapping[TopicName, TopicInfo] = {}
-        self._plans: dict[tuple[str, bool], Plan] = {}
+        self._plans: dict[tuple[str, bool, bool], Plan | None] = {}
 
     def plan(self, sql: str, *, point: bool = True) -> Plan:
         """Return the plan of a statement; `point` allows one that asks the index alone.
@@ -135,19 +135,47 @@ class Planner:
             InvalidRequest: if the statement is not allowed or not understood.
             NotFound: if it names a table that does not exist.
         """
+        plan = self._kept(checked_text(sql), point=point, template=False)
+        assert plan is not None
+        return plan
+
+    def templated(self, sql: str) -> tuple[Plan, dict[str, Any]] | None:
+        """Return the look-up that a simple text is, and the values in it; None if it is none.
+
+        Texts that differ in their literals alone have one plan: to parse each takes longer than
+        its look-up.
+        """
+        found = template_of(checked_text(sql))
+        if found is None:
+            return None
+        template, values = found
+        plan = self._kept(template, point=True, template=True)
+        # With fewer parameters a literal became part of a name: it is another statement.
+        if plan is None or plan.point is None or len(plan.parameters) != len(values):
+            return None
+        return plan, {str(number): value for number, value in enumerate(values, 1)}
+
+    def _kept(self, sql: str, *, point: bool, template: bool) -> Plan | None:
         version = self._sources.version
         if version != self._version or self._closed:
             self._refresh(version)
-        found = self._plans.get((checked_text(sql), point))
-        if found is not None:
-            return found
-        plan = self._made(sql, self._topics, point=point)
+        key = (sql, point, template)
+        try:
+            return self._plans[key]
+        except KeyError:
+            pass
+        plan: Plan | None = None
+        try:
+            plan = self._made(sql, self._topics, point=point)
+        except (InvalidRequest, NotFound):
+            if not template:
+                raise
         if len(sql) <= PLAN_CHARACTERS_MAX:
             with self._lock:
                 if version == self._version:
                     while len(self._plans) >= PLANS_MAX:
                         del self._plans[next(iter(self._plans))]
-                    self._plans[sql, point] = plan
+                    self._plans[key] = plan
         return plan
 
     def close(self) -> None:
@@ -251,3 +279,35 @@ def _width(data_type: pa.DataType) -> int:
     except ValueError:
         return 1 << 20 if data_type.num_fields else 1 << 10
     return width
+
+
+TEMPLATE_CHARACTERS_MAX: Final = 2_000
+
+_SIMPLE: Final = re.compile(
+    r"""(?> [\w\s(),.=*;]+ | "[^"\0]*" | '(?: [^'\0] | '' )*' )*+""", re.VERBOSE
+)
+"""Words, numbers, strings and a little punctuation: neither comments nor signs nor parameters."""
+
+_LITERAL: Final = re.compile(r""" "[^"]*" | '(?: [^'] | '' )*' | \b[0-9]{1,18}\b """, re.VERBOSE)
+
+
+def template_of(sql: str) -> tuple[str, list[Any]] | None:
+    """Return the text with `$1`, `$2`… in place of its literals, and their values.
+
+    None if there are none, or if the text is not simple. Whether a template means the same as the
+    text is for its parser to find out: what has a literal in a place where no parameter can stand
+    is no valid statement as a template.
+    """
+    if len(sql) > TEMPLATE_CHARACTERS_MAX or _SIMPLE.fullmatch(sql) is None:
+        return None
+    values: list[Any] = []
+
+    def replaced(match: re.Match[str]) -> str:
+        text = match[0]
+        if text[0] == '"':
+            return text
+        values.append(text[1:-1].replace("''", "'") if text[0] == "'" else int(text))
+        return f"${len(values)}"
+
+    template = _LITERAL.sub(replaced, sql)
+    return (template, values) if values else None

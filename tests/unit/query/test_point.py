@@ -10,6 +10,7 @@ import pytest
 
 from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE
+from frazil.query.plan import template_of
 from tests.unit.query.small_tiers import EPOCH, SmallTiers
 
 
@@ -224,6 +225,33 @@ def test_plans_follow_the_topics(tmp_path):
     tiers.evolve(part, {"id": (1, pa.int64()), "more": (2, pa.string())})
     assert engine.query(sql).columns == ["_offset", "_time", "id", "more"]
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("sql", "template"),
+    [
+        ("SELECT a1 FROM t WHERE k = 'it''s' AND n = 5", ("a1 ... k = $1 AND n = $2", ["it's", 5])),
+        ('SELECT "5" FROM t WHERE k = 6', ('"5" ... k = $1', [6])),
+        ("SELECT 1 -- 'x'", None),
+        ("SELECT /* 1 */ 2", None),
+        ("SELECT ? = 1", None),
+        ("SELECT $1 = 1", None),
+        ("SELECT -1", None),
+        ("SELECT 'open", None),
+        ("SELECT a FROM t", None),
+        ("SELECT $$x$$", None),
+        ("SELECT 1" + " " * 3_000, None),
+    ],
+)
+def test_templates_take_literals_out_of_simple_texts_only(sql, template):
+    """Numbers and strings become parameters; comments, signs and parameters keep their text."""
+    found = template_of(sql)
+    if template is None:
+        assert found is None
+    else:
+        text, values = template
+        first, last = text.split(" ... ")
+        assert found == (f"SELECT {first} FROM t WHERE {last}", values)
 
 
 def test_a_literal_that_is_part_of_a_name_is_no_parameter(tmp_path):
