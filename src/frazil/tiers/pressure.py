@@ -41,6 +41,8 @@ RECOUNT_S: Final = 0.01
 RECLAIM_S: Final = 1.0
 """The allocators are asked for unused memory at most this often, because that is slow."""
 RETRY_AFTER_MS: Final = 1000
+RSS_BASE_BYTES: Final = 512 << 20
+"""The process may hold this much beside the budget: interpreter, libraries, buffers of the log."""
 
 
 class PressureFacts(NamedTuple):
@@ -120,7 +122,7 @@ class Pressure:
         self._wake = wake
         self._resident_bytes = rss()
         # The program around the engine holds what the process held before.
-        self._base_bytes = max(settings.rss_base_bytes, self._resident_bytes)
+        self._base_bytes = max(RSS_BASE_BYTES, self._resident_bytes)
         self._sources: tuple[tuple[str, Callable[[], int]], ...] = ()
         self._counted_max: dict[str, int | None] = {}
         self._on_red: tuple[Callable[[], None], ...] = ()
@@ -376,7 +378,7 @@ class Pressure:
             self._refusals += 1
         message = "memory is nearly full, slow down"
         if self._used_bytes > self._accounted_bytes:
-            message += "; the process holds more than its tiers, see memory.rss_base_bytes"
+            message += "; the process holds more than its tiers, raise memory.budget_bytes"
         return Overloaded(
             message,
             used_bytes=self._used_bytes,
