@@ -385,5 +385,5 @@ def test_a_change_of_zone_is_an_event(world, caplog):
 def test_the_snapshot_is_plain(world):
     """Stats can print it as JSON."""
     world.fill(70)
-    facts = world.pressure.snapshot()._asdict()
+    facts = vars(world.pressure.snapshot())
     assert json.loads(json.dumps(facts)) == facts
