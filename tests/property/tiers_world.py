@@ -36,7 +36,6 @@ def settings_of(random):
     """Sizes so small that a short life meets every limit; each life has its own."""
     memory = {
         "budget_bytes": 64 << 20,
-        "flush_changes": random.choice((10, 40, 10_000)),
         "flush_offsets": random.choice((15, 100_000)),
         "retention_s": random.choice((1.0, 900.0)),
     }
@@ -55,6 +54,7 @@ def settings_of(random):
 def tier_limits_of(random):
     """Constants of the tiers so small that a short life meets every limit."""
     return {
+        "flush_changes": random.choice((10, 40, 10_000)),
         "index_share": random.choice((0.25, 2e-5, 5e-6)),
         "merge_rows": random.choice((4, 16, 64 << 10)),
         "row_group_rows": random.choice((3, 20, 64 << 10)),

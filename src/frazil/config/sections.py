@@ -190,9 +190,6 @@ class MemorySettings(Section):
     wait_s: Seconds = setting(
         5.0, "A publish waits so long for the end of red before it is refused.", low=0, high=HOUR
     )
-    rss_base_bytes: Bytes = setting(
-        512 * MIB, "The process may use this much in addition to the budget.", low=0, high=TIB
-    )
     flush_partition_bytes: Bytes = setting(
         128 * MIB, "A topic is flushed when a partition has so much to flush.", low=1, high=TIB
     )
@@ -201,9 +198,6 @@ class MemorySettings(Section):
     )
     flush_offsets: Count = setting(
         100_000, "A topic is flushed above so many offsets to flush.", low=1, high=1 << 40
-    )
-    flush_changes: Count = setting(
-        10_000, "A topic is flushed above so many changes to flush.", low=1, high=1 << 40
     )
 
 
@@ -222,13 +216,6 @@ class DiskSettings(Section):
     commit_partition_bytes: Bytes = setting(
         128 * MIB, "A commit is due when a partition has so much staged.", low=1, high=TIB
     )
-    commit_small_files: Count = setting(
-        10, "A commit is due above so many small files.", low=1, high=1_000_000
-    )
-    commit_deletes: Count = setting(
-        10_000, "A commit is due above so many deletes.", low=1, high=1 << 40
-    )
-    commit_bytes: Bytes = setting(10**9, "A commit is due above so much staged.", low=1, high=TIB)
 
 
 class LakeCatalogSettings(Section):

@@ -57,7 +57,6 @@ def test_the_defaults_are_what_the_design_says():
     assert settings.memory.budget_bytes == 2 << 30
     assert settings.memory.flush_offsets == 100_000
     assert settings.disk.bytes_max == 100_000_000_000
-    assert settings.disk.commit_bytes == 1_000_000_000
     assert not settings.lake.default
     assert settings.lake.writer.flush_interval == 60
     assert settings.lake.writer.target_file_bytes == 128 << 20
