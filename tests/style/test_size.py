@@ -18,7 +18,7 @@ from frazil.config import describe
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "(top)": 1_000,
-    "cli": 2_477,
+    "cli": 2_150,
     "config": 881,
     "engine": 2_700,
     "lake": 6_744,

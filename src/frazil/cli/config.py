@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from frazil.cli.config_import import import_config
-from frazil.config import Settings, describe, json_schema, load_settings, parse_assignments
+from frazil.cli.session import session_of
+from frazil.config import describe, json_schema, load_settings
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Show, check, describe and import the settings.", no_args_is_help=True)
 app.command("import")(import_config)
 
-Output = Literal["table", "json"]
-
 
 @app.command()
-def show(
-    file: Annotated[
-        str | None, typer.Option("--config", "-c", help="YAML file; FRAZIL_CONFIG without it.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting as key=value; may be repeated.")
-    ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to print.")] = "table",
-) -> None:
+def show(context: typer.Context) -> None:
     """Show every setting as it is in effect, and where it was set."""
-    settings = load_settings(file=file, overrides=parse_assignments(assignments or []))
-    if output == "json":
-        typer.echo(json.dumps(_effective(settings), indent=2, default=str))
-        return
-    Console().print(_table(settings))
+    session = session_of(context)
+    settings = session.settings()
+    values, origins = settings.values(), settings.origins
+    effective = {path: {"value": values[path], "origin": origins[path]} for path in values}
+    rows = [
+        (info.path, info.shown(values[info.path]), origins[info.path], info.description)
+        for info in describe()
+    ]
+    session.table(effective, ("setting", "value", "set at", "meaning"), rows)
 
 
 @app.command()
@@ -50,19 +43,3 @@ def check(file: Annotated[str, typer.Argument(help="YAML file.")]) -> None:
 def schema() -> None:
     """Print the JSON Schema of the YAML file, for editors and checks."""
     typer.echo(json.dumps(json_schema(), indent=2))
-
-
-def _effective(settings: Settings) -> dict[str, dict[str, object]]:
-    origins = settings.origins
-    return {
-        path: {"value": value, "origin": origins[path]} for path, value in settings.values().items()
-    }
-
-
-def _table(settings: Settings) -> Table:
-    table = Table("setting", "value", "set at", "meaning")
-    values, origins = settings.values(), settings.origins
-    for info in describe():
-        shown = info.shown(values[info.path])
-        table.add_row(info.path, shown, origins[info.path], info.description)
-    return table

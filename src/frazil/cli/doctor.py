@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from frazil.cli.doctor_objects import doctor_objects
 from frazil.cli.output import print_json, print_table
-from frazil.cli.session import session_of
-from frazil.engine import Report, examine, oldest_kept_by
-from frazil.errors import CODES, CorruptionError, InvalidRequest
+from frazil.cli.session import Session, session_of
+from frazil.clock import SystemClock
+from frazil.engine import Report, examine, examine_store, oldest_kept_by
+from frazil.errors import CODES, CorruptionError, InvalidRequest, codes_of
 from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
+    from frazil.config.objects import ObjectsSettings
     from frazil.engine import JournalFacts
 
 __all__ = ["doctor"]
@@ -38,7 +39,7 @@ def doctor(
     if objects:
         if quick:
             raise InvalidRequest("--objects goes with no other option of doctor")
-        doctor_objects(settings, as_json=session.as_json)
+        _try_store(session, settings.objects)
         return
     file_system = RealFileSystem()
     report = examine(settings, file_system=file_system, read_all=not quick)
@@ -47,10 +48,15 @@ def doctor(
             what = f"the oldest segment is kept by hold {kept['hold']} of {kept['topic']}"
             advice = "advance or drop the hold if nothing needs it any more"
             report.add("info", facts.name, f"{what} at offset {kept['offset']}", advice)
-    if session.as_json:
-        print_json(_values(report))
-    else:
-        _print(report)
+    order = {"damage": 0, "warning": 1, "info": 2}
+    findings = sorted(report.findings, key=lambda finding: order[finding.level])
+    names = ("level", "where", "what", "what to do")
+    rows = [(each.level, each.area, each.what, each.advice) for each in findings]
+    session.table(_values(report), names, rows)
+    if not session.as_json:
+        counts = sum(lost.end - lost.first for lost in report.lost)
+        ending = f", {counts} records lost" if counts else ""
+        typer.echo(f"{report.path}: {report.health}{ending}")
     if report.health == "damaged":
         raise typer.Exit(CODES[CorruptionError].exit)
 
@@ -92,13 +98,30 @@ def _values(report: Report) -> dict[str, Any]:
     }
 
 
-def _print(report: Report) -> None:
-    order = {"damage": 0, "warning": 1, "info": 2}
-    findings = sorted(report.findings, key=lambda finding: order[finding.level])
-    print_table(
-        ("level", "where", "what", "what to do"),
-        [(each.level, each.area, each.what, each.advice) for each in findings],
-    )
-    counts = sum(lost.end - lost.first for lost in report.lost)
-    ending = f", {counts} records lost" if counts else ""
-    typer.echo(f"{report.path}: {report.health}{ending}")
+def _try_store(session: Session, settings: ObjectsSettings) -> None:
+    """Print what works with the object store, and the setting at fault if something does not.
+
+    The exit code is that of the error: 2 for a wrong setting, 5 for a store that is not there.
+    """
+    steps = list(examine_store(settings, clock=SystemClock()))
+    error = steps[-1].error
+    ok = error is None
+    if session.as_json:
+        shown = [
+            {
+                "name": step.name,
+                "ok": step.error is None,
+                "error": None if step.error is None else str(step.error),
+                "setting": step.setting or None,
+                "advice": step.advice or None,
+            }
+            for step in steps
+        ]
+        print_json({"store": settings.store, "root": settings.root, "ok": ok, "steps": shown})
+    else:
+        rows = [(step.name, str(step.error or "ok"), step.advice) for step in steps]
+        print_table(("step", "result", "what to do"), rows)
+        store = f"{settings.store} {settings.root}".strip()
+        typer.echo(f"{store}: {'ok' if ok else 'cannot be used'}")
+    if error is not None:
+        raise typer.Exit(codes_of(error).exit)

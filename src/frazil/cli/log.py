@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from frazil.cli.output import note, print_json, print_table, size_text, stamp
+from frazil.cli.output import note, size_text, stamp
 from frazil.cli.session import Session, session_of
 from frazil.engine import (
     FrameFacts,
     JournalFacts,
-    LostRange,
     frames_of,
     inspect_journal,
     journal_directories,
     locked_for_reading,
-    verify_segment,
 )
 from frazil.errors import CODES, Conflict, CorruptionError, NotFound, Unavailable
 from frazil.fs import RealFileSystem
@@ -67,8 +65,8 @@ def _journals(session: Session, *, force: bool) -> Iterator[list[JournalFacts]]:
         yield found
 
 
-def _end(found: list[JournalFacts], *, damaged: bool = False) -> None:
-    if damaged or any(facts.error for facts in found):
+def _end(found: list[JournalFacts]) -> None:
+    if any(facts.error for facts in found):
         raise typer.Exit(CODES[CorruptionError].exit)
 
 
@@ -77,13 +75,9 @@ def list_segments(context: typer.Context, force_read: Force = False) -> None:  #
     """List the segments with their sizes, topics and offset ranges."""
     session = session_of(context)
     with _journals(session, force=force_read) as found:
-        if session.as_json:
-            print_json([_segment_values(facts) for facts in found])
-        else:
-            print_table(
-                ("journal", "segment", "state", "size", "lsn", "created", "topics", "damage"),
-                [row for facts in found for row in _segment_rows(facts)],
-            )
+        names = ("journal", "segment", "state", "size", "lsn", "created", "topics", "damage")
+        rows = [row for facts in found for row in _segment_rows(facts)]
+        session.table([_segment_values(facts) for facts in found], names, rows)
         _end(found)
 
 
@@ -130,10 +124,8 @@ def dump(
             rows.append(_frame_values(facts, frame))
             if len(rows) >= limit:
                 break
-        if session.as_json:
-            print_json(rows)
-        elif rows:
-            print_table(list(rows[0]), [list(row.values()) for row in rows])
+        names = list(rows[0]) if rows else []
+        session.table(rows, names, [list(row.values()) for row in rows])
         _end(found)
 
 
@@ -168,58 +160,3 @@ def _frame_values(facts: JournalFacts, frame: FrameFacts) -> dict[str, Any]:
         values["time"] = stamp(head.time)
         values["topic"] = facts.topics.get(head.topic, {}).get("name", head.topic or None)
     return values
-
-
-@app.command()
-def verify(context: typer.Context, force_read: Force = False) -> None:  # noqa: FBT002 - a flag
-    """Check every frame, every sealed segment's hash, and the chain; exit code 8 on damage."""
-    session = session_of(context)
-    with _journals(session, force=force_read) as found:
-        rows: list[dict[str, Any]] = []
-        lost: list[LostRange] = []
-        for facts in found:
-            lost += facts.lost
-            rows += _verified(facts, lost)
-        missing = [w for facts in found for w in facts.warnings if "missing" in w]
-        hopeless = [path for facts in found for path in facts.hopeless]
-        damaged = any(row["problems"] for row in rows) or bool(lost or missing or hopeless)
-        if session.as_json:
-            values = [each._asdict() for each in lost]
-            print_json(
-                {
-                    "ok": not damaged,
-                    "segments": rows,
-                    "lost": values,
-                    "missing": missing,
-                    "unreadable": hopeless,
-                }
-            )
-        else:
-            print_table(
-                ("journal", "segment", "frames", "sealed", "problems"),
-                [(*list(row.values())[:4], "; ".join(row["problems"]) or "ok") for row in rows],
-            )
-            for each in lost:
-                typer.echo(f"lost: {each.topic} offsets {each.first}..{each.end - 1}")
-            for text in [*missing, *(f"nothing can be read in {path}" for path in hopeless)]:
-                typer.echo(f"damage: {text}")
-        _end(found, damaged=damaged)
-
-
-def _verified(facts: JournalFacts, lost: list[LostRange]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    segments = facts.survey.found if facts.survey is not None else []
-    for index, each in enumerate(segments):
-        successor = segments[index + 1] if index + 1 < len(segments) else None
-        frames, problems, gone = verify_segment(facts, each, successor)
-        lost += [range_ for range_ in gone if range_ not in lost]
-        rows.append(
-            {
-                "journal": facts.name,
-                "segment": each.segment.id,
-                "frames": frames,
-                "sealed": each.sealed,
-                "problems": problems,
-            }
-        )
-    return rows
