@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import PurePath
 
@@ -25,6 +26,10 @@ settings.register_profile(
 settings.register_profile("long", settings.get_profile("ci"), max_examples=2000)
 settings.register_profile("debug", settings.get_profile("ci"), verbosity=Verbosity.verbose)
 settings.load_profile(os.environ.get("FRAZIL_TEST_PROFILE", "ci"))
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: the tests that
+# send Ctrl-C to a child would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 SPARK_TESTS = ("tests/integration/lake/", "tests/contract/test_lake_table.py")
