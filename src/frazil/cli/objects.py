@@ -9,7 +9,7 @@ import typer
 from frazil.cli.output import note, print_json, print_table, size_text, stamp
 from frazil.cli.running_broker import Token, perform
 from frazil.cli.session import session_of
-from frazil.engine import CollectObjects, ListObjects, MakeBackup
+from frazil.engine import Call
 
 __all__ = ["app", "backup"]
 
@@ -24,7 +24,7 @@ TopicName = Annotated[str | None, typer.Argument(help="One topic; all topics wit
 def list_objects(context: typer.Context, topic: TopicName = None, token: Token = None) -> None:
     """List what each topic has in the object store, or the objects of one topic."""
     session = session_of(context)
-    found = perform(session, ListObjects(topic), token)
+    found = perform(session, Call("list_objects", topic), token)
     if topic is None:
         names: tuple[str, ...] = ("topic", "offsets", "not uploaded", "objects", "size", "state")
         rows = [_topic_row(each) for each in found]
@@ -76,7 +76,7 @@ def collect(
     older than `objects.collect_grace_s`. Without --yes nothing is changed.
     """
     session = session_of(context)
-    found = perform(session, CollectObjects(dry_run=not yes), token)
+    found = perform(session, Call("collect_objects", dry_run=not yes), token)
     if session.as_json:
         print_json(found)
         return
@@ -106,7 +106,7 @@ def backup(
 ) -> None:
     """Upload durable records and back the metadata up to the object store, now."""
     session = session_of(context)
-    found = perform(session, MakeBackup(flush=flush), token)
+    found = perform(session, Call("backup", flush=flush), token)
     text = (
         f"backup {found['key']} ({size_text(found['bytes'])}) has {found['topics']:,} topics and "
         f"{found['objects']:,} objects"

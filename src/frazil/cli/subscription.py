@@ -16,7 +16,7 @@ from frazil.cli.read import parse_start
 from frazil.cli.running_broker import Token, perform
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
-from frazil.engine import Create, Drop, List, Policy, Reset
+from frazil.engine import Call
 from frazil.errors import InvalidRequest
 from frazil.units import format_duration, parse_duration_s
 
@@ -49,7 +49,7 @@ def list_subscriptions(
 ) -> None:
     """List subscriptions: who consumes, and how far behind they are."""
     session = session_of(context)
-    found = perform(session, List(topic), token)
+    found = perform(session, Call("list", topic), token)
     names = (
         *("topic", "name", "type", "consumers", "lag", "lag bytes", "lag time"),
         *("unacked", "state"),
@@ -86,7 +86,7 @@ def create(
 ) -> None:
     """Make a subscription; from here on the topic keeps its records for it."""
     session = session_of(context)
-    found = perform(session, Create(topic, name, kind, _start(start, "--from")), token)
+    found = perform(session, Call("create", topic, name, kind, _start(start, "--from")), token)
     session.show(found, f"subscription {name} of {found['topic']} is ready")
 
 
@@ -103,7 +103,7 @@ def reset(
 ) -> None:
     """Put a subscription back or ahead; its acks are forgotten, records before it count as acked."""
     session = session_of(context)
-    call = Reset(topic, name, _start(to, "--to"))
+    call = Call("reset", topic, name, to=_start(to, "--to"))
     _confirm(
         f"records of {topic} will be delivered again to {name}, or never; put it to {to}?",
         "a reset delivers records again, or leaves some out: confirm it with --yes",
@@ -132,7 +132,7 @@ def drop(
         yes=yes,
         subscription=name,
     )
-    found = perform(session, Drop(topic, name), token)
+    found = perform(session, Call("drop", topic, name), token)
     session.show(found, f"subscription {name} of {topic} is removed")
 
 
@@ -172,7 +172,9 @@ def policy(
         "dead_letter_topic": dead_letter_topic,
     }
     changes: dict[str, int | str | None] = {k: v for k, v in given.items() if v is not None}
-    found = perform(session, Policy(topic, name, changes, max_unacked), token)
+    found = perform(
+        session, Call("policy", topic, name, policy=changes, max_unacked=max_unacked), token
+    )
     rows = [(key, value) for key, value in found.items() if value is not None]
     session.table(found, ("", ""), rows)
 
