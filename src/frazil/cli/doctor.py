@@ -43,11 +43,10 @@ def doctor(
         return
     file_system = RealFileSystem()
     report = examine(settings, file_system=file_system, read_all=not quick)
-    for facts in report.journals:
-        for kept in _kept(facts):
-            what = f"the oldest segment is kept by hold {kept['hold']} of {kept['topic']}"
-            advice = "advance or drop the hold if nothing needs it any more"
-            report.add("info", facts.name, f"{what} at offset {kept['offset']}", advice)
+    for kept in _kept(report.journal):
+        what = f"the oldest segment is kept by hold {kept['hold']} of {kept['topic']}"
+        advice = "advance or drop the hold if nothing needs it any more"
+        report.add("info", "journal", f"{what} at offset {kept['offset']}", advice)
     order = {"damage": 0, "warning": 1, "info": 2}
     findings = sorted(report.findings, key=lambda finding: order[finding.level])
     names = ("level", "where", "what", "what to do")
@@ -61,15 +60,15 @@ def doctor(
         raise typer.Exit(CODES[CorruptionError].exit)
 
 
-def _kept(facts: JournalFacts) -> list[dict[str, Any]]:
-    if facts.survey is None:
+def _kept(facts: JournalFacts | None) -> list[dict[str, Any]]:
+    if facts is None or facts.survey is None:
         return []
     segments = [found.segment for found in facts.survey.found]
     return oldest_kept_by(segments, facts.survey.state.topics)
 
 
 def _values(report: Report) -> dict[str, Any]:
-    metadata = report.metadata
+    facts = report.journal
     return {
         "path": report.path,
         "health": report.health,
@@ -78,23 +77,19 @@ def _values(report: Report) -> dict[str, Any]:
         "lost": [lost._asdict() for lost in report.lost],
         "quarantined": report.quarantined,
         "files": report.files,
-        "journals": [
-            {
-                "name": facts.name,
-                "journal_id": facts.journal_id,
-                "lsn": facts.lsn,
-                "segments": len(facts.segments),
-                "bytes": sum(segment.bytes for segment in facts.segments),
-                "bytes_torn": facts.bytes_torn,
-                "oldest_kept_by": _kept(facts),
-                "format_versions": sorted({each.format_version for each in facts.segments}),
-                "error": facts.error or None,
-            }
-            for facts in report.journals
-        ],
-        "metadata": None
-        if metadata is None
-        else {"state": metadata.state, "detail": metadata.detail, "topics": metadata.topics},
+        "journal": None
+        if facts is None
+        else {
+            "journal_id": facts.journal_id,
+            "lsn": facts.lsn,
+            "segments": len(facts.segments),
+            "bytes": sum(segment["bytes"] for segment in facts.segments),
+            "bytes_torn": facts.bytes_torn,
+            "oldest_kept_by": _kept(facts),
+            "format_versions": sorted({each["format_version"] for each in facts.segments}),
+            "error": facts.error or None,
+        },
+        "metadata": report.metadata,
     }
 
 

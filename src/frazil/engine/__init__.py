@@ -18,7 +18,6 @@ from frazil.engine.inspection import (
     LostRange,
     frames_of,
     inspect_journal,
-    journal_directories,
     locked_for_reading,
     verify_segment,
 )
@@ -51,7 +50,6 @@ __all__ = [
     "examine_store",
     "frames_of",
     "inspect_journal",
-    "journal_directories",
     "locked_for_reading",
     "oldest_kept_by",
     "open_async",

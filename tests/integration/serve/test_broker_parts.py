@@ -117,7 +117,9 @@ def test_the_lake_is_told_once(tmp_path):
         assert lake_news(db, said) == ["lake: starting"]
         assert lake_news(db, said) == []
         db.lake.topics["/default/hello"].counts["rows"] = 1_200
-        assert lake_news(db, said) == ["lake: /default/hello has its first 1,200 rows in default.hello"]
+        assert lake_news(db, said) == [
+            "lake: /default/hello has its first 1,200 rows in default.hello"
+        ]
         assert lake_news(db, said) == []
 
 
