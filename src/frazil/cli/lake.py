@@ -105,7 +105,7 @@ def _row(name: str, each: Mapping[str, Any]) -> tuple[object, ...]:
         shown,
         f"{each['lag_records']:,}",
         size_text(each["lag_bytes"]),
-        UNKNOWN if seconds is None else format_duration(seconds, exact=False),
+        UNKNOWN if seconds is None else format_duration(float(round(seconds))),
         UNKNOWN if last is None else stamp(last),
         f"{each['files']:,}" if each["commits"] else UNKNOWN,
         each["why"] or UNKNOWN,
