@@ -26,4 +26,4 @@ def functions_return_what_they_say() -> None:
     assert_type(parse_bytes("1MB"), int)
     assert_type(parse_duration_s("1s"), float)
     assert_type(format_bytes(1), str)
-    assert_type(format_duration(1.0, exact=False), str)
+    assert_type(format_duration(1.0), str)

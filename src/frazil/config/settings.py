@@ -39,8 +39,9 @@ from frazil.config.sources import (
     Entry,
     environment_entries,
     environment_name,
+    file_entries,
     flag_entries,
-    read_settings_file,
+    read_bytes,
     with_variables,
 )
 from frazil.config.values import (
@@ -173,7 +174,10 @@ def load_settings(
     """
     variables = os.environ if environment is None else environment
     path = file if file is not None else variables.get("FRAZIL_CONFIG")
-    entries = _looked_up(read_settings_file(path), variables, look_up=look_up) if path else []
+    entries = []
+    if path:
+        found = file_entries(read_bytes(path), file=path)
+        entries = _looked_up(found, variables, look_up=look_up)
     entries += environment_entries(variables)
     entries += flag_entries(overrides or {})
     return _settled(entries)

@@ -13,7 +13,7 @@ import attrs
 import msgspec
 from starlette.responses import Response
 
-from frazil.engine import CollectObjects, Drop, Engine, List, ListObjects, Policy, decode_call
+from frazil.engine import Engine, decode_call
 from frazil.errors import FrazilError, NotFound, Unavailable, codes_of
 from frazil.model import full_topic_name
 from frazil.serve.auth import Guard
@@ -90,30 +90,19 @@ class AdminCalls:
         return _json(200, {"result": found})
 
     async def _perform(self, serving: Serving, caller: _Caller, call: Call) -> Any:
-        if _is_read(call):
+        if call.is_read:
             found = await asyncio.to_thread(call.perform, serving.engine)
-            return _with_unstored(serving, call, found) if isinstance(call, List) else found
-        names = {"topic": call.topic, "subscription": getattr(call, "name", None)}
+            return _with_unstored(serving, call, found) if call.call == "list" else found
+        names = {"topic": call.topic, "subscription": call.name or None}
         return await serving.services.acts.do(
             caller,
             _change(serving, call),
-            call=call.__struct_config__.tag,
+            call=call.call,
             **{what: name for what, name in names.items() if name is not None},
         )
 
 
-def _is_read(call: Call) -> bool:
-    """Return whether a call changes nothing."""
-    match call:
-        case Policy():
-            return not call.policy and call.max_unacked is None
-        case CollectObjects():
-            return call.dry_run
-        case _:
-            return isinstance(call, (List, ListObjects))
-
-
-def _with_unstored(serving: Serving, call: List, found: list[dict[str, Any]]) -> Any:
+def _with_unstored(serving: Serving, call: Call, found: list[dict[str, Any]]) -> Any:
     """Add the subscriptions of topics without storage, which exist while they are connected."""
     unstored = serving.services.unreliable.facts()
     if call.topic is not None:
@@ -122,9 +111,9 @@ def _with_unstored(serving: Serving, call: List, found: list[dict[str, Any]]) ->
 
 
 async def _change(serving: Serving, call: Call) -> Any:
-    if not isinstance(call, Drop):
+    if call.call != "drop":
         return await asyncio.to_thread(call.perform, serving.engine)
-    services, topics = serving.services, _topics(serving, call.topic)
+    services, topics = serving.services, _topics(serving, call.topic or "")
     unstored = [topic for topic in topics if services.unreliable.find(topic, call.name) is not None]
     for topic in unstored:
         services.unreliable.drop(topic, call.name)

@@ -91,9 +91,9 @@ class Reader:
         *,
         start: Start,
         follow: bool,
-        limit: int | None,
-        bytes_max: int | None,
-        timeout_s: float | None,
+        limit: int | None = None,
+        bytes_max: int | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self._runtime = runtime
         self._follow = follow

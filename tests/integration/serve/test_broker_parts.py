@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import frazil
-from frazil.cli.serve_lake import LakeNews
+from frazil.cli.serve import lake_news
 from frazil.config import load_settings
 from frazil.errors import Unavailable
 from frazil.serve.auth import permissions
@@ -110,15 +110,17 @@ def test_the_lake_is_told_once(tmp_path):
     """Its start, and the first rows of a table, are one line each; without tables there is none."""
     with frazil.open(tmp_path, **SETTINGS) as db:
         db.lake.by_itself = False
-        news = LakeNews(db)
+        said = set()
         db.create_topic("plain", lake=False)
-        assert news.look() == []
+        assert lake_news(db, said) == []
         db.create_topic("hello", lake=True)
-        assert news.look() == ["lake: starting"]
-        assert news.look() == []
+        assert lake_news(db, said) == ["lake: starting"]
+        assert lake_news(db, said) == []
         db.lake.topics["/default/hello"].counts["rows"] = 1_200
-        assert news.look() == ["lake: /default/hello has its first 1,200 rows in default.hello"]
-        assert news.look() == []
+        assert lake_news(db, said) == [
+            "lake: /default/hello has its first 1,200 rows in default.hello"
+        ]
+        assert lake_news(db, said) == []
 
 
 def test_what_cannot_be_a_table_is_a_topic_all_the_same(tmp_path):

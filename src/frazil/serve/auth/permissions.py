@@ -246,11 +246,11 @@ def needs_of_call(call: Call) -> list[Need]:
     Raises:
         InvalidRequest: if a name is no topic's.
     """
-    scope = HTTP_CALLS[str(call.__struct_config__.tag)]
+    scope = HTTP_CALLS[call.call]
     if scope is Scope.CLUSTER or (scope is Scope.TOPIC_OR_CLUSTER and call.topic is None):
         return [Need(_ADMIN, CLUSTER)]
     found = [Need(_ADMIN, topic_resource(full_topic_name(call.topic or "")))]
-    letters = getattr(call, "policy", {}).get("dead_letter_topic")
+    letters = call.policy.get("dead_letter_topic")
     if isinstance(letters, str) and letters:
         # As for SetSubscriptionFailurePolicy.
         found.append(Need(_PRODUCE, topic_resource(full_topic_name(letters))))
