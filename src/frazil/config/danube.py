@@ -162,16 +162,9 @@ _ICEBERG: Final = {
 }
 
 
-def _namespaces(value: object) -> Mapping[str, object]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise InvalidRequest("is not a list of names, set it by hand")
-    return {"serve.bootstrap_namespaces": ",".join(value)}
-
-
 RULES: Final[Mapping[str, Rule]] = {
     **{f"{WAL_CLOUD}.{key}": rule for key, rule in _WAL_CLOUD.items()},
     **{f"{ICEBERG}.{key}": rule for key, rule in _ICEBERG.items()},
-    "bootstrap_namespaces": Rule("serve.bootstrap_namespaces", _namespaces),
     "storage.type": Rule(
         "lake.default", lambda value: {"lake.default": True} if value == "iceberg" else {}
     ),
@@ -179,6 +172,9 @@ RULES: Final[Mapping[str, Rule]] = {
 """The keys that become settings, whatever else the file says."""
 
 DROPPED: Final[Mapping[str, str]] = {
+    "bootstrap_namespaces": (
+        "namespaces are made with CreateNamespace; default and system are always there"
+    ),
     f"{WAL_CLOUD}.wal.file_name": "segments of the log are named by their numbers",
     f"{WAL_CLOUD}.wal.cache_capacity": (
         "counts messages of each topic; memory.budget_bytes bounds the bytes of all topics"

@@ -12,6 +12,7 @@ import copy
 import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
@@ -414,7 +415,7 @@ _RULES: Final = (
             "serve.insecure",
             _exposed_unsafely(name),
         )
-        for name in ("host", "admin_host", "http_host")
+        for name in ("host", "admin_host")
     ),
     _Rule(
         "a certificate and its key are set together",
@@ -431,17 +432,11 @@ _RULES: Final = (
     *(
         _Rule(
             "two listeners cannot share an address and port",
-            f"serve.{one}port",
-            f"serve.{other}port",
+            f"serve.{one}",
+            f"serve.{other}",
             _share_a_port(one, other),
         )
-        for one, other in (("", "admin_"), ("", "http_"), ("admin_", "http_"))
-    ),
-    _Rule(
-        "a request must hold the largest message",
-        "serve.request_bytes_max",
-        "topics.message_bytes_max",
-        lambda s: s.serve.request_bytes_max < s.topics.message_bytes_max,
+        for one, other in combinations(("port", "admin_port", "http_port"), 2)
     ),
     _Rule(
         "authentication needs keys or the secret of tokens, or nobody could do anything",

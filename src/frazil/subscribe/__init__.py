@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from frazil.log.cursor import Cursor
 from frazil.subscribe.api import PREFETCH, PREFETCH_BYTES, Subscriptions
-from frazil.subscribe.cursors import HOLD_PREFIX, NAME_BYTES_MAX, Cursors, CursorWriter
+from frazil.subscribe.cursors import (
+    HOLD_PREFIX,
+    NAME_BYTES_MAX,
+    SUBSCRIPTIONS_MAX,
+    Cursors,
+    CursorWriter,
+)
 from frazil.subscribe.dead_letters import DeadLetterPublisher, PendingDeadLetters
 from frazil.subscribe.deliveries import CACHE_BYTES, Deliveries
 from frazil.subscribe.delivery_state import (
@@ -75,6 +81,7 @@ __all__ = [
     "PREFETCH",
     "PREFETCH_BYTES",
     "RECORD_OVERHEAD_BYTES",
+    "SUBSCRIPTIONS_MAX",
     "UNRELIABLE",
     "UNRELIABLE_MAKING",
     "Action",

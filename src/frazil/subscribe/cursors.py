@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 HOLD_PREFIX: Final = "subscription:"
 """How the holds of subscriptions are named; no other hold may be."""
 NAME_BYTES_MAX: Final = 512
+SUBSCRIPTIONS_MAX: Final = 1_000
+"""Of one topic."""
 
 RETRY_S: Final = 0.01
 ROOM_WAIT_S: Final = 5.0
@@ -190,14 +192,12 @@ class Cursors:
         Raises:
             Overloaded: if it is.
         """
-        most = self._engine.settings.serve.subscriptions_max
         names = runtime.state.cursors
-        if name not in names and len(names) >= most:
+        if name not in names and len(names) >= SUBSCRIPTIONS_MAX:
             raise Overloaded(
-                "the topic has too many subscriptions, remove some or raise "
-                "serve.subscriptions_max",
+                "the topic has too many subscriptions, remove some",
                 topic=runtime.name,
-                subscriptions_max=most,
+                subscriptions_max=SUBSCRIPTIONS_MAX,
             )
 
     def _check_known(self, runtime: TopicRuntime, name: str) -> None:

@@ -160,21 +160,6 @@ def test_keys_of_other_places_are_named_with_the_reason():
     assert "not about storage" in reasons["broker.ports.client"]
 
 
-def test_namespaces_at_boot_are_taken_over(tmp_path):
-    """A list of names becomes the setting of that name; anything else is dropped with the reason."""
-    text = "bootstrap_namespaces: %s\nwal_cloud: {wal: {dir: here}}\n"
-    found = imported(text % "[default, shop, river]")
-    assert ("bootstrap_namespaces", "serve.bootstrap_namespaces", "default,shop,river") in [
-        *map(tuple, found.mapped)
-    ]
-    boot = accepted(found.text, tmp_path).serve.namespaces_at_boot
-    assert boot == ("default", "system", "shop", "river")
-    for wrong in ("shop", "[1]", "{a: b}", "[a/b]"):
-        found = imported(text % wrong)
-        assert any(left.key.startswith("bootstrap_namespaces") for left in found.dropped), wrong
-        assert accepted(found.text, tmp_path).serve.bootstrap_namespaces == ""
-
-
 def test_two_sections_do_not_fight_for_a_setting():
     """The first key that asks for a setting has it, the other one is reported."""
     found = imported(
