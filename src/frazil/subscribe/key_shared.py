@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
+from frazil.subscribe.fifo import room_of
 
 if TYPE_CHECKING:
     from frazil.subscribe.fifo import Hands
@@ -126,14 +127,26 @@ class KeySharedDispatcher:
                     del self.waiting[record.key]
                     self._unmatched.pop(record.key, None)
 
-    def assign_ready(self) -> Hands:
-        """Deal out READY records, lowest offset first for each consumer."""
+    def assign_ready(self, reading: dict[int, DeliveryRecord]) -> Hands:
+        """Deal out READY records, lowest offset first for each consumer.
+
+        Those without a value are added to `reading`.
+        """
         hands: Hands = []
         for member in self._members.values():
             hand: list[DeliveryRecord] = []
             while member.ready and member.messages > 0 and member.size_bytes > 0:
-                record = self._records.get(heapq.heappop(member.ready))
-                if record is not None and record.state is READY and record.settling is None:
+                record = self._records.get(member.ready[0])
+                if record is None or record.state is not READY or record.settling is not None:
+                    heapq.heappop(member.ready)
+                elif record.value is None:
+                    if len(reading) >= room_of(self._members.values()):
+                        break
+                    heapq.heappop(member.ready)
+                    record.state = State.READING
+                    reading[record.offset] = record
+                else:
+                    heapq.heappop(member.ready)
                     record.state = IN_FLIGHT
                     member.messages -= 1
                     member.size_bytes -= record.size
@@ -164,8 +177,13 @@ class KeySharedDispatcher:
             record = self._records.get(offset)
             if record is not None and self._is_next(record):
                 self.held -= 1
-                if record.settling is not None or (
-                    record.attempt > 1 and (record.due_ms > now_ms or record.attempt > attempts_max)
+                if (
+                    record.settling is not None
+                    or record.value is None
+                    or (
+                        record.attempt > 1
+                        and (record.due_ms > now_ms or record.attempt > attempts_max)
+                    )
                 ):
                     special = record
                     break

@@ -1,7 +1,7 @@
 """One subscription at work: feeds its dispatch, writes to consumers, journals acks and attempts.
 
 Calls are collected, and `_run` handles them once a turn of the loop. Records are kept from their
-reading to their first delivery; later deliveries read them again, so that the memory of a
+reading to their first delivery; they are read again for later deliveries, so that the memory of a
 subscription grows neither with unacked nor with waiting records.
 """
 
@@ -26,8 +26,8 @@ from frazil.subscribe.delivery_state import (
     Deliver,
     Notice,
     NoticeKind,
+    Read,
 )
-from frazil.subscribe.outbox import Outbox
 from frazil.subscribe.policy import FailurePolicy, Limits, SubscriptionType
 from frazil.telemetry import event, warn
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from frazil.subscribe.cursors import CursorWriter
     from frazil.subscribe.dead_letters import DeadLetterPublisher
     from frazil.subscribe.dispatch import Dispatch, Status
-    from frazil.subscribe.feed import Found, Record, TopicFeed
+    from frazil.subscribe.feed import Chunk, Found, Record, TopicFeed
 
 __all__ = ["Answer", "AnswerAll", "Consumer", "Counts", "Keeper", "Subscription", "answer_each"]
 
@@ -49,7 +49,7 @@ TURNS_MAX: Final = 2
 RETRY_S: Final = 1.0
 MOVING_RETRY_S: Final = 0.05
 """When to look again for records that are moving from one tier to the next."""
-BAD_NOTICES: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED, NoticeKind.PAUSED})
+BAD_NOTICES: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED})
 
 Answer = Callable[[FrazilError | None], None]
 """Called once: with None when the call is durable, else with the error."""
@@ -108,13 +108,12 @@ class Counts:
 class Attached:
     """A consumer that takes part, and how much it asked for."""
 
-    __slots__ = ("consumer", "filters", "keeper", "messages", "outbox", "size_bytes")
+    __slots__ = ("consumer", "filters", "keeper", "messages", "size_bytes")
 
-    def __init__(self, consumer: Consumer, filters: Sequence[str], outbox: Outbox) -> None:
+    def __init__(self, consumer: Consumer, filters: Sequence[str]) -> None:
         self.consumer = consumer
         self.keeper = consumer if isinstance(consumer, Keeper) else None
         self.filters = filters
-        self.outbox = outbox
         self.messages = self.size_bytes = 0
 
 
@@ -164,6 +163,7 @@ class Subscription:
         self._damage: FrazilError | None = None
         self._unread: tuple[int, FrazilError] | None = None
         """A record that must be read again, and the error of the last try."""
+        self._is_reading_again = False
         self._warned: dict[str, str] = {}
         """The last warning of each kind: a retry that fails the same way is not logged again."""
         self._acks: list[int] = []
@@ -223,7 +223,7 @@ class Subscription:
             for each in gone:
                 self._give_up_unseen(each)
         self._dispatch.attach(own_id, name=name, filters=filters, now_ms=self._now_ms())
-        fresh = Attached(consumer, filters, Outbox(consumer, self, self.feed, self._loop))
+        fresh = Attached(consumer, filters)
         # It takes the place of the one of its name: a reset attaches all again in this order, and
         # the first is the active one.
         kept: dict[int, Attached] = {}
@@ -237,7 +237,6 @@ class Subscription:
         self._has_keepers = self._has_keepers or fresh.keeper is not None
         self._warned.pop(NoticeKind.SKIPPED.value, None)
         for each in gone:
-            each.outbox.clear()
             each.consumer.displaced()
         self._schedule()
 
@@ -248,7 +247,6 @@ class Subscription:
             return
         self._give_up_unseen(found)
         del self._attached[consumer.consumer_id]
-        found.outbox.clear()
         self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms())
         self._warned.pop(NoticeKind.SKIPPED.value, None)
         self._schedule()
@@ -380,10 +378,6 @@ class Subscription:
             self._journal(change, calls)
 
     def _journal(self, change: Change, calls: Sequence[tuple[AnswerAll, list[Any]]] = ()) -> None:
-        for consumer_id, offsets in change.unsent.items():
-            found = self._attached.get(consumer_id)
-            if found is not None:
-                found.outbox.withdraw(offsets)
         self._under_way += 1
         self._cursor_writer.add(self.name, change, partial(self._written, change, calls))
 
@@ -492,6 +486,10 @@ class Subscription:
             if self._has_keepers:
                 self._revoke(action.offsets)
             self._journal(action)
+        elif type(action) is Read:
+            if not self._is_reading_again:
+                self._is_reading_again = True
+                self._read_again(self._dispatch)
         elif type(action) is DeadLetter:
             self._dead_letters.begin(action, self._dispatch)
         else:
@@ -506,11 +504,7 @@ class Subscription:
         self.counts.delivered += len(action.offsets)
         if action.attempts is not None:
             self.counts.redelivered += sum(number > 1 for number in action.attempts)
-        if found.outbox.waiting or None in action.values:
-            self._dispatch.unsent(action.consumer_id, action.offsets)
-            found.outbox.add(action.offsets, action.values, action.attempts)
-        else:
-            found.consumer.deliver(action.values, action.attempts)
+        found.consumer.deliver(action.values, action.attempts)
 
     def _fill(self) -> bool:
         """Feed the next records; return False if they are not at hand."""
@@ -540,6 +534,8 @@ class Subscription:
         stop = min(first + room, first + FEED_RECORDS_MAX, count)
         if is_lagging:
             stop = min(stop, first + LAGGING_RECORDS_MAX)
+        while stop > first + 1 and sum(chunk.sizes[first:stop]) > HELD_BYTES_MAX:
+            stop = (first + stop) // 2
         end = offset_end if stop == len(offsets) else offsets[stop]
         dispatch.feed(
             offsets[first:stop],
@@ -639,50 +635,62 @@ class Subscription:
         self._is_reading = False
         self._schedule()
 
-    # -- records that are read again for another delivery (called by `Outbox`) -------------------
+    # -- records that are read again for another delivery ----------------------------------------
 
-    @property
-    def keeps_order(self) -> bool:
-        """Whether one consumer gets everything in order."""
-        return self.kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
+    def _read_again(self, dispatch: Dispatch) -> None:
+        """Read the values of `dispatch.reading`, the first one first."""
+        while dispatch is self._dispatch and self.end_error is None:
+            offset = next(iter(dispatch.reading), None)
+            if offset is None:
+                self._is_reading_again = False
+                self._schedule()
+                return
+            chunk = self.feed.get(offset)
+            if chunk is None:
+                self.feed.request(offset, partial(self._was_read_again, dispatch, offset))
+                return
+            self._load(dispatch, chunk)
 
-    def is_with(self, consumer: Consumer, offset: int) -> bool:
-        """Return whether a record is still to be delivered to a consumer."""
-        is_attached = self._find(consumer) is not None
-        return is_attached and self._dispatch.is_with(consumer.consumer_id, offset)
+    def _was_read_again(self, dispatch: Dispatch, offset: int, found: Found) -> None:
+        if dispatch is not self._dispatch:
+            # It was read for a dispatch from before a reset.
+            return
+        if not isinstance(found, FrazilError):
+            if offset not in found:
+                # It is moving from one tier to the next.
+                self._loop.call_later(MOVING_RETRY_S, self._read_again, dispatch)
+                return
+            # At once: the next read may evict it from the cache.
+            self._load(dispatch, found)
+        elif offset in dispatch.reading:
+            if isinstance(found, NotFound) and self.is_given_up(offset):
+                self._gone(dispatch, offset)
+            else:
+                self.warn_once("record_cannot_be_read_again", offset=offset, error=found)
+                self._unread = (offset, found)
+                dispatch.put_off(offset, now_ms=self._now_ms())
+        self._read_again(dispatch)
 
-    def left_out(self, consumer: Consumer) -> None:
-        """Give a consumer its room back: it got less than was counted."""
-        found = self._find(consumer)
-        if found is not None:
-            self.ready(consumer, messages=found.messages, size_bytes=found.size_bytes)
+    def _load(self, dispatch: Dispatch, chunk: Chunk) -> None:
+        """Give dispatch what a chunk has of `dispatch.reading`."""
+        for offset in [each for each in dispatch.reading if each in chunk]:
+            record = chunk.record(offset)
+            if record is None:
+                self._gone(dispatch, offset)
+            else:
+                self._unread = None
+                self._warned.pop("record_cannot_be_read_again", None)
+                dispatch.loaded(offset, record)
 
-    def sent(self, consumer: Consumer, offsets: list[int]) -> None:
-        """Start the time for acks: the records are sent only now."""
-        self._unread = None
-        self._warned.pop("record_cannot_be_read_again", None)
-        self._dispatch.sent(consumer.consumer_id, offsets, now_ms=self._now_ms())
-        self._schedule()
+    def _gone(self, dispatch: Dispatch, offset: int) -> None:
+        """Settle a record that does not exist any more."""
+        self.note_missed(1)
+        dispatch.gone(offset)
 
     def is_given_up(self, offset: int) -> bool:
         """Return whether a record expired by a full quota."""
         kept = self._kept_from()
         return kept is None or offset < kept
-
-    def gone(self, offset: int) -> None:
-        """Settle a record that does not exist any more."""
-        self.note_missed(1)
-        self._dispatch.gone(offset)
-        self._schedule()
-
-    def put_off(self, consumer: Consumer, offsets: list[int], error: FrazilError) -> None:
-        """Try later to deliver records, of which the first cannot be read now."""
-        if self.is_with(consumer, offsets[0]):
-            self.warn_once("record_cannot_be_read_again", offset=offsets[0], error=error)
-            self._unread = (offsets[0], error)
-        self._dispatch.put_off(consumer.consumer_id, offsets, now_ms=self._now_ms())
-        self.left_out(consumer)
-        self._schedule()
 
     def dead_letter_ended(self, change: Change | None) -> None:
         """Journal the settling of a record whose dead letter is durable."""
@@ -756,8 +764,8 @@ class Subscription:
             calls, self._ack_calls, self._acks = list(self._ack_calls.items()), {}, []
             _answer(calls, None)
             self._damage = self._unread = self._dead_letters.error = None
+            self._is_reading_again = False
             for each in self._attached.values():
-                each.outbox.clear()
                 own_id, name = each.consumer.consumer_id, each.consumer.name
                 dispatch.attach(own_id, name=name, filters=each.filters, now_ms=self._now_ms())
                 dispatch.want(own_id, messages=each.messages, size_bytes=each.size_bytes)
@@ -786,7 +794,6 @@ class Subscription:
             _answer(waiting, error)
         attached, self._attached = self._attached, {}
         for each in attached.values():
-            each.outbox.clear()
             each.consumer.ended(error)
 
 
