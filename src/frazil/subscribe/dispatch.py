@@ -180,12 +180,10 @@ class Dispatch:
             lost.sort(key=lambda record: record.offset)
             self._actions += self._fail(lost, Cause.LOST, now_ms)
 
-    def keep_keys(self, before: Dispatch) -> None:
-        """Take the owners of keys from the dispatch that this one replaces after a reset."""
-        if isinstance(self._schedule, KeySharedDispatcher) and isinstance(
-            before._schedule, KeySharedDispatcher
-        ):
-            self._schedule.keep_owners(before._schedule)
+    def take_over(self, before: Dispatch) -> None:
+        """Take the consumers, their places and keys from the dispatch that this one replaces."""
+        self._members, self._schedule = before._members, before._schedule
+        self._schedule.begin(self._records)
 
     def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> bool:
         """Set how much the consumer's stream takes from now on; deliveries use it up.

@@ -38,6 +38,10 @@ class FifoDispatcher:
         self._members: list[Member] = []
         self._turn = 0
 
+    def begin(self, records: dict[int, DeliveryRecord]) -> None:
+        """Keep the consumers and their turns, and begin anew with other records."""
+        self._records, self.waiting, self.ready = records, deque(), []
+
     @property
     def held(self) -> int:
         """How many records were read and not yet delivered."""

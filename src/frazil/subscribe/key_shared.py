@@ -49,6 +49,12 @@ class KeySharedDispatcher:
         self._grace_ms = limits.skip_grace_ms
         self._retry_ms = limits.retry_ms
 
+    def begin(self, records: dict[int, DeliveryRecord]) -> None:
+        """Keep the consumers and the owners of keys, and begin anew with other records."""
+        self._records, self.waiting, self.held, self._unmatched = records, {}, 0, {}
+        for member in self._members.values():
+            member.ready, member.new = [], []
+
     @property
     def active(self) -> Member | None:
         """None: all consumers are equal."""
@@ -89,10 +95,6 @@ class KeySharedDispatcher:
             record = self._records.get(offset)
             if record is not None:
                 self._offer(record.key)
-
-    def keep_owners(self, before: KeySharedDispatcher) -> None:
-        """Take the owners of keys from the dispatcher that this one replaces."""
-        self._owners = before._owners
 
     def feed(self, records: Sequence[DeliveryRecord]) -> None:
         """Take records in, with higher offsets than all before."""

@@ -47,6 +47,7 @@ HELD_BYTES_MAX: Final = 8 << 20
 TURNS_MAX: Final = 2
 """How often one subscription reads on before others have their turn."""
 RETRY_S: Final = 1.0
+REST_CHECK_S: Final = 0.002
 MOVING_RETRY_S: Final = 0.05
 """When to look again for records that are moving from one tier to the next."""
 BAD_NOTICES: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED})
@@ -105,18 +106,6 @@ class Counts:
         self.dead_letters = self.dropped = self.missed = 0
 
 
-class Attached:
-    """A consumer that takes part, and how much it asked for."""
-
-    __slots__ = ("consumer", "filters", "keeper", "messages", "size_bytes")
-
-    def __init__(self, consumer: Consumer, filters: Sequence[str]) -> None:
-        self.consumer = consumer
-        self.keeper = consumer if isinstance(consumer, Keeper) else None
-        self.filters = filters
-        self.messages = self.size_bytes = 0
-
-
 def answer_each(dones: list[Answer], error: FrazilError | None) -> None:
     """Answer calls that each have a callback of their own."""
     for done in dones:
@@ -150,9 +139,9 @@ class Subscription:
         self._dispatch = dispatch
         self._loop = loop
         self._time = loop.time
-        self._attached: dict[int, Attached] = {}
-        """In the order in which dispatch has them."""
-        self._has_keepers = False
+        self._attached: dict[int, Consumer] = {}
+        self._keepers: dict[int, Keeper] = {}
+        """Those of them that keep deliveries for a program."""
         self._dead_letters = PendingDeadLetters(self, dead_letters, loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
@@ -173,7 +162,6 @@ class Subscription:
         """Calls that wait for changes of earlier calls."""
         self._under_way = 0
         """How many changes the journal has not answered."""
-        self._quiet: list[asyncio.Future[None]] = []
         self._is_resting = False
         """While the cursor is being reset nothing is delivered."""
         self._postponed: list[Callable[[], None]] = []
@@ -185,7 +173,7 @@ class Subscription:
     @property
     def consumers(self) -> list[Consumer]:
         """Return the attached consumers."""
-        return [each.consumer for each in self._attached.values()]
+        return list(self._attached.values())
 
     @property
     def damage(self) -> FrazilError | None:
@@ -217,46 +205,36 @@ class Subscription:
         gone = [
             each
             for each in self._attached.values()
-            if each.consumer.consumer_id == own_id or each.consumer.name == name
+            if each.consumer_id == own_id or each.name == name
         ]
         if self._dispatch.admits(name):
             for each in gone:
                 self._give_up_unseen(each)
         self._dispatch.attach(own_id, name=name, filters=filters, now_ms=self._now_ms())
-        fresh = Attached(consumer, filters)
-        # It takes the place of the one of its name: a reset attaches all again in this order, and
-        # the first is the active one.
-        kept: dict[int, Attached] = {}
-        for each in self._attached.values():
-            if each.consumer.name == name:
-                kept[own_id] = fresh
-            elif each not in gone:
-                kept[each.consumer.consumer_id] = each
-        kept.setdefault(own_id, fresh)
-        self._attached = kept
-        self._has_keepers = self._has_keepers or fresh.keeper is not None
+        for each in gone:
+            self._forget(each)
+        self._attached[own_id] = consumer
+        if isinstance(consumer, Keeper):
+            self._keepers[own_id] = consumer
         self._warned.pop(NoticeKind.SKIPPED.value, None)
         for each in gone:
-            each.consumer.displaced()
+            each.displaced()
         self._schedule()
 
     def detach(self, consumer: Consumer) -> None:
         """Remove a consumer, if it is attached; its unacked records go to others."""
-        found = self._find(consumer)
-        if found is None:
+        if not self._has(consumer):
             return
-        self._give_up_unseen(found)
-        del self._attached[consumer.consumer_id]
+        self._give_up_unseen(consumer)
+        self._forget(consumer)
         self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms())
         self._warned.pop(NoticeKind.SKIPPED.value, None)
         self._schedule()
 
     def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
         """Set how much a consumer takes from now on; deliveries use it up."""
-        found = self._attached.get(consumer.consumer_id)
-        if found is None or found.consumer is not consumer:
+        if self._attached.get(consumer.consumer_id) is not consumer:
             return
-        found.messages, found.size_bytes = messages, size_bytes
         was_full = self._dispatch.want(
             consumer.consumer_id, messages=messages, size_bytes=size_bytes
         )
@@ -264,22 +242,24 @@ class Subscription:
             # With room before, nothing waited for more of it.
             self._schedule()
 
-    def _find(self, consumer: Consumer) -> Attached | None:
-        """Return a consumer if it is attached, and no other in its place."""
-        found = self._attached.get(consumer.consumer_id)
-        return found if found is not None and found.consumer is consumer else None
+    def _has(self, consumer: Consumer) -> bool:
+        """Return whether a consumer is attached, and no other in its place."""
+        return self._attached.get(consumer.consumer_id) is consumer
 
-    def _give_up_unseen(self, attached: Attached) -> None:
+    def _forget(self, consumer: Consumer) -> None:
+        del self._attached[consumer.consumer_id]
+        self._keepers.pop(consumer.consumer_id, None)
+
+    def _give_up_unseen(self, consumer: Consumer) -> None:
         """Take back the records that a program has not taken: those did not fail."""
-        if attached.keeper is not None:
-            consumer_id = attached.consumer.consumer_id
-            self._dispatch.take_back(consumer_id, attached.keeper.give_up(None))
+        keeper = self._keepers.get(consumer.consumer_id)
+        if keeper is not None:
+            self._dispatch.take_back(consumer.consumer_id, keeper.give_up(None))
 
     def _revoke(self, offsets: Sequence[int]) -> None:
         """Take records from the programs that have not taken them yet."""
-        for each in self._attached.values():
-            if each.keeper is not None:
-                each.keeper.revoked(offsets)
+        for keeper in self._keepers.values():
+            keeper.revoked(offsets)
 
     def _spare_unseen(self, now_ms: int) -> None:
         """Let the time for an ack run from the moment a program took the record.
@@ -291,19 +271,16 @@ class Subscription:
         unseen: dict[int, list[int]] = {}
         for offset in dispatch.overdue(now_ms):
             holder = dispatch.holder(offset)
-            found = None if holder is None else self._attached.get(holder)
-            if holder is None or found is None or found.keeper is None:
+            if holder is None or holder not in self._keepers:
                 continue
-            held_ms = found.keeper.held_ms(offset)
+            held_ms = self._keepers[holder].held_ms(offset)
             if held_ms is None:
                 unseen.setdefault(holder, []).append(offset)
                 dispatch.prolong(offset, until_ms=now_ms + timeout_ms)
             elif held_ms < timeout_ms:
                 dispatch.prolong(offset, until_ms=now_ms + timeout_ms - held_ms)
         for holder, offsets in unseen.items() if is_for_others else ():
-            keeper = self._attached[holder].keeper
-            assert keeper is not None
-            dispatch.take_back(holder, keeper.give_up(offsets))
+            dispatch.take_back(holder, self._keepers[holder].give_up(offsets))
 
     # -- acks ------------------------------------------------------------------------------------
 
@@ -347,9 +324,9 @@ class Subscription:
 
     def all_stand(self, consumer: Consumer, offsets: list[int], attempts: list[int]) -> bool:
         """Return whether all of these deliveries still are a consumer's."""
-        if self._find(consumer) is None:
-            return False
-        return self._dispatch.are_with(consumer.consumer_id, offsets, attempts)
+        return self._has(consumer) and self._dispatch.are_with(
+            consumer.consumer_id, offsets, attempts
+        )
 
     def prolong(self, offset: int, *, time_ms: int) -> None:
         """Let the ack of a record in flight take so long from now on."""
@@ -391,8 +368,7 @@ class Subscription:
         if error is None:
             now_ms = int(self._time() * 1000 + 0.001)
             self._dispatch.confirmed(change, now_ms=now_ms)
-            if self._has_keepers:
-                self._revoke(change.offsets)
+            self._revoke(change.offsets)
             if not change.attempts:
                 if self._dead_letters.error is not None:
                     self._dead_letters.forget(change.offsets)
@@ -406,17 +382,8 @@ class Subscription:
         if self._repeats:
             self._answer_repeats()
         self._under_way -= 1
-        if self._quiet and not self._under_way:
-            self._end_rest()
         if error is not None or not (self._is_following and self._dispatch.is_idle):
             self._schedule()
-
-    def _end_rest(self) -> None:
-        """Wake the calls that wait until the journal has answered everything."""
-        quiet, self._quiet = self._quiet, []
-        for each in quiet:
-            if not each.done():
-                each.set_result(None)
 
     def _answer_repeats(self) -> None:
         waiting, self._repeats = self._repeats, []
@@ -446,7 +413,7 @@ class Subscription:
         if self._acks:
             self._settle()
         dispatch, is_by_key = self._dispatch, self.kind is SubscriptionType.KEY_SHARED
-        if self._has_keepers:
+        if self._keepers:
             self._spare_unseen(now_ms)
         for _ in range(TURNS_MAX):
             held, is_filled = 0, False
@@ -483,8 +450,7 @@ class Subscription:
 
     def _act(self, action: Action) -> None:
         if type(action) is Change:
-            if self._has_keepers:
-                self._revoke(action.offsets)
+            self._revoke(action.offsets)
             self._journal(action)
         elif type(action) is Read:
             if not self._is_reading_again:
@@ -497,14 +463,14 @@ class Subscription:
             self._report(action)
 
     def _deliver(self, action: Deliver) -> None:
-        found = self._attached.get(action.consumer_id)
-        if found is None:
+        consumer = self._attached.get(action.consumer_id)
+        if consumer is None:
             # It left in this very turn; dispatch knows.
             return
         self.counts.delivered += len(action.offsets)
         if action.attempts is not None:
             self.counts.redelivered += sum(number > 1 for number in action.attempts)
-        found.consumer.deliver(action.values, action.attempts)
+        consumer.deliver(action.values, action.attempts)
 
     def _fill(self) -> bool:
         """Feed the next records; return False if they are not at hand."""
@@ -743,20 +709,14 @@ class Subscription:
             self._settle()
         self._is_resting = True
         # Dead letters, too: they belong to the place before the reset.
-        while self._under_way or self._dead_letters.tasks:
-            if self._dead_letters.tasks:
-                await asyncio.wait(self._dead_letters.tasks)
-            if self._under_way:
-                # Each waiter has its own future: cancelling one must not cancel the others.
-                own: asyncio.Future[None] = self._loop.create_future()
-                self._quiet.append(own)
-                await own
+        while self._under_way or self._dead_letters.tasks:  # noqa: ASYNC110 - for two reasons, and rare
+            await asyncio.sleep(REST_CHECK_S)
 
     def go_on(self, dispatch: Dispatch | None = None) -> None:
         """Deliver again, with the `dispatch` of another place after a reset."""
         self._is_resting = False
         if dispatch is not None:
-            dispatch.keep_keys(self._dispatch)
+            dispatch.take_over(self._dispatch)
             self._dispatch = dispatch
             self._is_following = False
             self.epoch += 1
@@ -765,12 +725,8 @@ class Subscription:
             _answer(calls, None)
             self._damage = self._unread = self._dead_letters.error = None
             self._is_reading_again = False
-            for each in self._attached.values():
-                own_id, name = each.consumer.consumer_id, each.consumer.name
-                dispatch.attach(own_id, name=name, filters=each.filters, now_ms=self._now_ms())
-                dispatch.want(own_id, messages=each.messages, size_bytes=each.size_bytes)
-                if each.keeper is not None:
-                    each.keeper.revoked(None)
+            for keeper in self._keepers.values():
+                keeper.revoked(None)
         self._call_postponed()
         self._schedule()
 
@@ -794,7 +750,7 @@ class Subscription:
             _answer(waiting, error)
         attached, self._attached = self._attached, {}
         for each in attached.values():
-            each.consumer.ended(error)
+            each.ended(error)
 
 
 def _answer(calls: Calls, error: FrazilError | None) -> None:

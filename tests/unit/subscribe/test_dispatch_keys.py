@@ -192,7 +192,6 @@ def test_a_stuck_key_cannot_fill_memory():
     assert desk.dispatch.room == 1
 
 
-
 def test_a_consumer_that_subscribes_again_keeps_its_keys():
     """A takeover by the same name moves neither what it had nor what waited for it."""
     desk = Desk(SubscriptionType.KEY_SHARED)
