@@ -29,6 +29,7 @@ from frazil.subscribe import HOLD_PREFIX
 from frazil.topic import known_cursors
 from tests.crash.checker import require
 from tests.crash.driven_log import DrivenLog, log_settings
+from tests.integration.engine.opening import apply
 from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
 from tests.support.log_limits import set_log_limits
 
@@ -399,9 +400,7 @@ class EngineLives:
             self.doing([("drop", name)], {}, lambda: engine.cursors.drop("t", name))
         else:
             changes = some_changes(random, known, self.head)
-            self.doing(
-                changes, {}, lambda: engine.cursors.apply("t", [*map(wire, changes)]).result()
-            )
+            self.doing(changes, {}, lambda: apply(engine, [*map(wire, changes)]).result())
 
     def place(self, name):
         """Begin a subscription, or put it somewhere else."""

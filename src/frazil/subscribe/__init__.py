@@ -22,6 +22,7 @@ from frazil.subscribe.delivery_state import (
     Deliver,
     Notice,
     NoticeKind,
+    Read,
     State,
 )
 from frazil.subscribe.dispatch import Dispatch, Status
@@ -36,7 +37,6 @@ from frazil.subscribe.feed import (
 from frazil.subscribe.fifo import FifoDispatcher
 from frazil.subscribe.key_shared import KeyOwners, KeySharedDispatcher
 from frazil.subscribe.lag import subscription_facts
-from frazil.subscribe.outbox import Outbox
 from frazil.subscribe.policy import (
     Backoff,
     FailurePolicy,
@@ -108,10 +108,10 @@ __all__ = [
     "Limits",
     "Notice",
     "NoticeKind",
-    "Outbox",
     "Part",
     "PendingDeadLetters",
     "Poison",
+    "Read",
     "Record",
     "Request",
     "State",

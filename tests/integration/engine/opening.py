@@ -7,6 +7,7 @@ from frazil.config import ProducerSettings, Settings, TopicSettings
 from frazil.config.sections import DiskSettings, LogSettings, MemorySettings
 from frazil.engine import Engine
 from frazil.fs import RealFileSystem
+from frazil.log import Pending
 from tests.support.log_limits import DEFAULTS, set_log_limits
 from tests.support.tier_limits import set_tier_limits
 
@@ -66,3 +67,10 @@ def rotate(engine):
     """Start a new segment and seal the old one, as size or age would."""
     engine.log.queue.call(engine.log.journal.rotate)
     engine.upkeep.seal()
+
+
+def apply(db, changes, waiter=None):
+    """Write changes of the subscriptions of topic `t` as deliveries do; return their waiter."""
+    waiter = waiter or Pending()
+    db.cursors.submit(db.topic_runtime("t"), changes, waiter)
+    return waiter
