@@ -368,12 +368,6 @@ _RULES: Final = (
         lambda s: s.log.prefill_bytes > s.log.segment_bytes_max,
     ),
     _Rule(
-        "a key must fit into a message",
-        "topics.key_bytes_max",
-        "topics.message_bytes_max",
-        lambda s: s.topics.key_bytes_max > s.topics.message_bytes_max,
-    ),
-    _Rule(
         "the budget must hold the largest write",
         "memory.budget_bytes",
         "log.write_bytes_max",

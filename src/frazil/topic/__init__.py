@@ -78,6 +78,7 @@ from frazil.topic.signals import (
     memory_signals,
 )
 from frazil.topic.spec import (
+    PARTITIONS_MAX,
     PUBLISH_OPTIONS,
     TopicRequest,
     check_hold_name,
@@ -103,6 +104,7 @@ __all__ = [
     "LIMIT_NAMES",
     "MESSAGE_OVERHEAD_BYTES",
     "OP_FIELD",
+    "PARTITIONS_MAX",
     "PRESENT_FIELD",
     "PUBLISH_OPTIONS",
     "SHARED_ID",

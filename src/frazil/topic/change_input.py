@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
-from frazil.log import FRAME_RECORDS_MAX
+from frazil.log import FRAME_RECORDS_MAX, PRODUCER_WINDOW_DEFAULT
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, Ack
 from frazil.schema import DebeziumReader, positions_of
 from frazil.topic.acks import RANGES_SHOWN_MAX, joined_ack
@@ -79,17 +79,16 @@ def _check_producer(
     runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared], sender: Sender
 ) -> None:
     """Refuse a bulk of more frames than are remembered of a producer."""
-    frames_max = runtime.settings.producers.window_batches
     # Rows with values that Python has no form for are frames of their own.
     fine = runtime.changes.columns.changes.exact
     frames = sum(len(each) if fine and isinstance(each, list) else 1 for each in pieces)
     # Of one piece the frames are counted when they are made, before any of them is written.
-    if len(pieces) > 1 and frames > frames_max:
+    if len(pieces) > 1 and frames > PRODUCER_WINDOW_DEFAULT:
         raise InvalidRequest(
             "the call is too large for an idempotent producer; split it into calls of fewer "
             "changes, each with its own sequence",
             frames=frames,
-            frames_max=frames_max,
+            frames_max=PRODUCER_WINDOW_DEFAULT,
             frame_changes_max=1 if fine else STEPS_MAX,
         )
     records = sum(map(_records, pieces))

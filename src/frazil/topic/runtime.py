@@ -16,7 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.errors import FrazilError, InvalidRequest
-from frazil.log import FRAME_RECORDS_MAX, ChainedHistory, Sender
+from frazil.log import (
+    FRAME_RECORDS_MAX,
+    PRODUCER_WINDOW_DEFAULT,
+    ChainedHistory,
+    Sender,
+)
 from frazil.model import WHOLE
 from frazil.schema import (
     MESSAGE_SCHEMA,
@@ -407,13 +412,12 @@ class TopicRuntime:
         return result
 
     def _check_frames(self, prepared: list[Prepared], sender: Sender) -> None:
-        frames_max = self.settings.producers.window_batches
-        if len(prepared) > frames_max:
+        if len(prepared) > PRODUCER_WINDOW_DEFAULT:
             raise InvalidRequest(
                 "the call is too large for an idempotent producer; split it into calls of at most "
                 "frames_max * frame_bytes_max bytes, each with its own sequence",
                 frames=len(prepared),
-                frames_max=frames_max,
+                frames_max=PRODUCER_WINDOW_DEFAULT,
                 frame_bytes_max=self.settings.log.write_bytes_max,
             )
         records = sum(count or 1 for _codec, _data, count, _size in prepared)

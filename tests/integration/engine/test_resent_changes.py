@@ -99,30 +99,30 @@ def test_a_repeat_of_nanoseconds_writes_the_rest_of_a_piece(tmp_path):
 @pytest.mark.parametrize("op", ["insert", "update", "delete"])
 def test_a_gap_is_a_conflict_whatever_the_keys_are(tmp_path, op):
     """A sequence that leaves one out, or is forgotten, is refused as such, and so is an old epoch."""
-    with open_small(tmp_path, producers={"window_batches": 2}) as engine:
+    with open_small(tmp_path) as engine:
         topic = create(engine)
-        for number in range(4):
+        for number in range(7):
             topic.append_changes(
                 bulk([number], "insert"), producer="p", sequence=number, producer_epoch=1
             )
         for key in (0, 99):
             data = bulk([key], op)
             with pytest.raises(Conflict, match="gap"):
-                topic.append_changes(data, producer="p", sequence=5, producer_epoch=1)
+                topic.append_changes(data, producer="p", sequence=8, producer_epoch=1)
             with pytest.raises(Conflict, match="older"):
                 topic.append_changes(data, producer="p", sequence=0, producer_epoch=1)
             with pytest.raises(Conflict, match="fenced"):
-                topic.append_changes(data, producer="p", sequence=4)
-        assert head(topic) == 4
+                topic.append_changes(data, producer="p", sequence=7)
+        assert head(topic) == 7
 
 
 def test_a_bulk_that_could_not_be_sent_again_is_refused(tmp_path):
     """More frames than the window remembers are too many for one call of a producer."""
-    with open_small(tmp_path, producers={"window_batches": 2}) as engine:
+    with open_small(tmp_path) as engine:
         topic = create(engine)
         with pytest.raises(InvalidRequest, match="too large") as caught:
-            topic.append_changes(bulk(range(COUNT), "insert"), producer="p", sequence=0)
-        assert caught.value.details["frames"] == 3
+            topic.append_changes(bulk(range(5 * STEPS_MAX + 1), "insert"), producer="p", sequence=0)
+        assert caught.value.details["frames"] == 7
         with pytest.raises(InvalidRequest, match="sequence"):
             topic.append_changes(bulk([1, 2], "insert"), producer="p", sequence=2**63 - 1)
         assert head(topic) == 0

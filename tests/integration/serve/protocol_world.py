@@ -43,7 +43,6 @@ LIMITS = {
     "serve.consumers_max": 3,
     "serve.subscriptions_max": 3,
     "topics.message_bytes_max": 2000,
-    "topics.key_bytes_max": 100,
 }
 """So small that every limit is reached by a few calls."""
 CALLS = {f"{rpc.service.rpartition('.')[2]}.{rpc.name}": rpc for rpc in RPCS.values()}

@@ -57,7 +57,7 @@ from frazil.serve.danube.statuses import Refused, Status, status
 from frazil.serve.grpc.codec import Code
 from frazil.subscribe import NAME_BYTES_MAX, Backoff, FailurePolicy, Poison, check_dead_letters
 from frazil.telemetry import warn
-from frazil.topic import StateTag
+from frazil.topic import PARTITIONS_MAX, StateTag
 
 if TYPE_CHECKING:
     from frazil.config import Settings
@@ -480,12 +480,11 @@ class TopicAdmin:
         return TopicResponse(success=True)
 
     async def _create_parts(self, request: PartitionedTopicRequest) -> TopicResponse:
-        most = self._needs.engine.settings.topics.partitions_max
-        if not 1 <= request.partitions <= most:
+        if not 1 <= request.partitions <= PARTITIONS_MAX:
             raise InvalidRequest(
                 "number of partitions is out of range",
                 partitions=request.partitions,
-                partitions_max=most,
+                partitions_max=PARTITIONS_MAX,
             )
         subject = request.schema_subject if request.HasField("schema_subject") else ""
         await self._make(
