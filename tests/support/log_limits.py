@@ -24,7 +24,7 @@ CONSTANTS = {
 DEFAULTS = {name: getattr(*place) for name, place in CONSTANTS.items()}
 
 
-def set_log_limits(**limits):
+def set_log_limits(**limits: object) -> None:
     """Set constants, by the keys of `CONSTANTS`; those that are not named get their defaults."""
     for name, value in {**DEFAULTS, **limits}.items():
         setattr(*CONSTANTS[name], value)

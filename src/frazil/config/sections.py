@@ -111,14 +111,8 @@ class TopicSettings(Section):
 
     auto_create: Switch = setting(True, "A publish to an absent topic creates it.")
     topics_max: Count = setting(10_000, "So many topics may exist.", low=1, high=10_000_000)
-    partitions_max: Count = setting(
-        256, "So many partitions may a topic have.", low=1, high=100_000
-    )
     message_bytes_max: Bytes = setting(
         MIB, "A message may have this many bytes.", low=1, high=MESSAGE_BYTES_CAP
-    )
-    key_bytes_max: Bytes = setting(
-        KIB, "The key of a message may have this many bytes.", low=0, high=MIB
     )
     delete_grace_s: Seconds = setting(
         DAY, "The data of a deleted topic is kept so long.", low=0, high=365 * DAY
@@ -128,14 +122,8 @@ class TopicSettings(Section):
 class ProducerSettings(Section):
     """Idempotent producers: how repeats are recognised."""
 
-    window_batches: Count = setting(
-        5, "A repeat among the last so many batches of a producer is recognised.", low=1, high=1000
-    )
     window_age_s: Seconds = setting(
         DAY, "A silent producer is forgotten after this time.", low=1, high=365 * DAY
-    )
-    producers_max: Count = setting(
-        100_000, "So many producers are remembered.", low=1, high=100_000_000
     )
 
 

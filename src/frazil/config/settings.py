@@ -367,12 +367,6 @@ _RULES: Final = (
         lambda s: s.log.sync_interval_s <= 0,
     ),
     _Rule(
-        "a key must fit into a message",
-        "topics.key_bytes_max",
-        "topics.message_bytes_max",
-        lambda s: s.topics.key_bytes_max > s.topics.message_bytes_max,
-    ),
-    _Rule(
         "the budget must hold the largest write",
         "memory.budget_bytes",
         "log.write_bytes_max",

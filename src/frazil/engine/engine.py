@@ -133,7 +133,6 @@ class Engine(Registry):
             partitions=partitions,
             options=options,
             limits=self._limits,
-            settings=self.settings,
             loose_part=loose_part,
         )
         with self._control:
@@ -331,7 +330,7 @@ class Engine(Registry):
         Raises:
             InvalidRequest: with the reason, if a change is not allowed; nothing is changed then.
         """
-        clean = check_options(options, self.settings)
+        clean = check_options(options)
         changes = column_changes(add=add, drop=drop, rename=rename, widen=widen)
         if clean.get("lake") is False:
             self._check_open()

@@ -434,7 +434,4 @@ class Registry(Instance):
 
 def _limits(settings: Settings) -> IngestLimits:
     topics = settings.topics
-    return IngestLimits(
-        message_bytes_max=topics.message_bytes_max,
-        key_bytes_max=topics.key_bytes_max,
-    )
+    return IngestLimits(message_bytes_max=topics.message_bytes_max)

@@ -33,7 +33,7 @@ from frazil.log.segment import (
     seal,
     segment_name,
 )
-from frazil.log.state import STATE_FREED, wake
+from frazil.log.state import PRODUCERS_MAX, STATE_FREED, wake
 from frazil.model import Ack
 
 if TYPE_CHECKING:
@@ -272,7 +272,6 @@ class Journal:
                 directory,
                 clock=clock,
                 settings=settings,
-                producers=producers,
                 files=files,
                 watermarks=watermarks or {},
                 known_topics=known_topics or {},
@@ -454,8 +453,8 @@ class Journal:
             self.on_kept(group.size)
         for producer, sent, epoch in group.sent:
             state.record_sent(producer.id, sent, epoch=epoch)
-        if len(state.producers) > self._producers.producers_max:
-            state.forget_producers(count_max=self._producers.producers_max, older_than_us=0)
+        if len(state.producers) > PRODUCERS_MAX:
+            state.forget_producers(count_max=PRODUCERS_MAX, older_than_us=0)
         self._dirty_reserved += group.reserved
         if not self._dirty_bytes:
             self._dirty_since = self.clock.monotonic()
@@ -629,7 +628,7 @@ class Journal:
         monotonic_s = self.clock.monotonic()
         self.state.forget_old(
             now_us=now_us,
-            producers_max=self._producers.producers_max,
+            producers_max=PRODUCERS_MAX,
             producer_age_us=int(self._producers.window_age_s * 1_000_000),
             delete_grace_us=self.delete_grace_us,
             trusted=self._clock_watch.trusted(now_us=now_us, monotonic_s=monotonic_s),

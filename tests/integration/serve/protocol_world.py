@@ -40,7 +40,6 @@ SETTINGS = {
 }
 LIMITS = {
     "topics.message_bytes_max": 2000,
-    "topics.key_bytes_max": 100,
 }
 FEW = {"PRODUCERS_MAX": 2, "CONSUMERS_MAX": 3, "SUBSCRIPTIONS_MAX": 3, "DRAIN_S": 5.0}
 """So small that every limit is reached by a few calls."""

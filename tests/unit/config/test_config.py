@@ -51,7 +51,6 @@ def test_the_defaults_are_what_the_design_says():
     assert settings.log.sync == "commit"
     assert settings.log.retention_age_s == 48 * 3600
     assert settings.topics.message_bytes_max == 1 << 20
-    assert settings.producers.window_batches == 5
     assert settings.metadata.backend == "sqlite"
     assert settings.memory.enabled
     assert settings.memory.budget_bytes == 2 << 30
@@ -227,7 +226,6 @@ def test_a_wrong_choice_names_the_nearest():
         ),
         ({"topics.message_bytes_max": "11MiB"}, "topics.message_bytes_max", "log.write_bytes_max"),
         ({"log.sync_interval_s": 0}, "log.sync_interval_s", "log.sync"),
-        ({"topics.message_bytes_max": 100}, "topics.key_bytes_max", "topics.message_bytes_max"),
         ({"memory.budget_bytes": "9MiB"}, "memory.budget_bytes", "log.write_bytes_max"),
     ],
 )

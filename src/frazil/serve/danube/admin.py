@@ -35,7 +35,7 @@ from frazil.subscribe import (
     check_dead_letters,
 )
 from frazil.telemetry import event, warn
-from frazil.topic import StateTag
+from frazil.topic import PARTITIONS_MAX, StateTag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -153,12 +153,11 @@ class Admin:
         return await self._make(request.name, request, partitions=0)
 
     async def _create_parts(self, request: wire.PartitionedTopicRequest) -> wire.TopicResponse:
-        most = self._engine.settings.topics.partitions_max
-        if not 1 <= request.partitions <= most:
+        if not 1 <= request.partitions <= PARTITIONS_MAX:
             raise InvalidRequest(
                 "number of partitions is out of range",
                 partitions=request.partitions,
-                partitions_max=most,
+                partitions_max=PARTITIONS_MAX,
             )
         return await self._make(request.base_name, request, partitions=request.partitions)
 
