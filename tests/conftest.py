@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.objects_limits import set_objects_limits
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.tier_limits import set_tier_limits
 
@@ -42,6 +43,7 @@ PROCESSES = "tests/integration/serve/test_protocol_"
 def _default_tier_limits():
     """Set the constants of the tiers back after a test that made them smaller."""
     yield
+    set_objects_limits()
     set_tier_limits()
 
 

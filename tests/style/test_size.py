@@ -24,7 +24,7 @@ LIMITS = {
     "lake": 6_744,
     "log": 3_832,
     "metadata": 1_517,
-    "objects": 3_443,
+    "objects": 2_870,
     "query": 2_476,
     "registry": 1_367,
     "schema": 2_331,

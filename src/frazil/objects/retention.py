@@ -40,6 +40,8 @@ __all__ = [
 OBJECTS_HOLD: Final = "objects"
 """The hold of records that are not uploaded yet."""
 DELETE_KEYS_MAX: Final = 1_000
+COLLECT_GRACE_US: Final = 7 * 86_400 * 1_000_000
+"""Objects that nothing registered are kept for a week."""
 UNREGISTERED: Final = "nothing registered it"
 
 
@@ -226,7 +228,7 @@ class ObjectsRetention:
             objects.catalog,
             clock=engine.clock,
             broker=engine.log.journal.journal_id,
-            grace_us=int(self._settings.collect_grace_s * 1e6),
+            grace_us=COLLECT_GRACE_US,
             is_suspect=lambda: (
                 bool(engine.stores.warnings) or any(each.stopped for each in objects.all_topics)
             ),

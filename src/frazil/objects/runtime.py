@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 __all__ = ["LOCATION_KEY", "Objects", "unreadable"]
 
 UPLOAD_THREADS: Final = 4
+ACK_TIMEOUT_S: Final = 60.0
+"""The longest wait of a publish that wants to be uploaded."""
 TICK_S: Final = 0.05
 TICK_TOPIC_S: Final = 100e-6
 """The tick is at least this long for each topic: thousands of idle topics must not cost a core."""
@@ -86,7 +88,7 @@ class ObjectsTopic:
         self._objects = objects
         self.runtime = runtime
         self.id = runtime.state.id
-        self.waits = TierWaits(self._hurry, timeout_s=objects.settings.ack_timeout_s)
+        self.waits = TierWaits(self._hurry, timeout_s=ACK_TIMEOUT_S)
         self.uploading = threading.Lock()
         """Held by the thread that uploads it."""
         self.hurry = False
@@ -251,11 +253,8 @@ class Objects:
         )
         if self.settings.store != "none":
             store = open_store(self.settings, clock=engine.clock)
-            timeout_s = self.settings.retry_timeout_s
-            self.store = RetryingStore(store, timeout_s=timeout_s, clock=engine.clock)
-            self._reader_store = RetryingStore(
-                store, timeout_s=min(timeout_s, READ_TIMEOUT_S), clock=engine.clock
-            )
+            self.store = RetryingStore(store, clock=engine.clock)
+            self._reader_store = RetryingStore(store, timeout_s=READ_TIMEOUT_S, clock=engine.clock)
             self.catalog.load()
             self.source = ObjectsSource(
                 self.catalog,

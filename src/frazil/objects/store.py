@@ -32,6 +32,8 @@ PIECE_BYTES_MAX: Final = 8 << 20
 LIST_KEYS_MAX: Final = 1_000
 REQUESTS_MAX: Final = 16
 """Requests under way at once; half while the store throttles."""
+RETRY_TIMEOUT_S: Final = 120.0
+"""The deadline of a call, all its tries included."""
 RETRY_DELAY_S: Final = 0.1
 """The longest first pause before a further try; it doubles with each."""
 RETRY_DELAY_MAX_S: Final = 20.0
@@ -127,7 +129,7 @@ class RetryingStore:
         self,
         store: ObjectStore,
         *,
-        timeout_s: float,
+        timeout_s: float | None = None,
         clock: Clock | None = None,
         requests_max: int = REQUESTS_MAX,
         sleep: Callable[[float], None] | None = None,
@@ -136,7 +138,7 @@ class RetryingStore:
 
         Args:
             store: is closed with this one.
-            timeout_s: the deadline of a call, all its tries included.
+            timeout_s: the deadline of a call, all its tries included; `RETRY_TIMEOUT_S` without it.
             clock: for deadlines and jitter.
             requests_max: how many calls may be under way at once.
             sleep: lets time pass; without it a pause that `close` ends.
@@ -145,7 +147,7 @@ class RetryingStore:
         self.retries = 0
         self.gave_up = 0
         self._store = store
-        self._timeout_s = timeout_s
+        self._timeout_s = RETRY_TIMEOUT_S if timeout_s is None else timeout_s
         self._clock = clock or SystemClock()
         self._requests_max = requests_max
         self._closed = threading.Event()
