@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from frazil.topic.change_frames import Reader
 
 __all__ = [
+    "ROWS_ARROW_MIN",
     "ArrowCodec",
     "Columns",
     "KeyedColumns",
@@ -54,6 +55,8 @@ __all__ = [
 ]
 
 PackedRow = tuple[Row, bytes]
+ROWS_ARROW_MIN: Final = 32
+"""A group of at least so many rows of a topic becomes an Arrow frame."""
 
 
 class ArrowCodec(Untracked):
@@ -238,7 +241,7 @@ class TableCodec:
         schemas: dict[int, bytes],
         *,
         limits: IngestLimits,
-        rows_arrow_min: int,
+        rows_arrow_min: int = ROWS_ARROW_MIN,
         options: pa.ipc.IpcWriteOptions,
         primary_key: Sequence[int] = (),
     ) -> None:
