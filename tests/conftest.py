@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Verbosity, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.log_limits import set_log_limits
+from tests.support.objects_limits import set_objects_limits
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.tier_limits import set_tier_limits
 
@@ -48,6 +49,7 @@ PROCESSES = "tests/integration/serve/test_protocol_"
 def _default_limits():
     """Set the constants of the tiers and the log back after a test that made them smaller."""
     yield
+    set_objects_limits()
     set_tier_limits()
     set_log_limits()
 

@@ -17,6 +17,7 @@ from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
 from tests.servers.running import free_port
 from tests.servers.seaweed import READER_KEY
 from tests.support import SimulatedClock
+from tests.support.objects_limits import set_objects_limits
 from tests.support.simulated_store import SimulatedStore
 
 pytestmark = pytest.mark.integration
@@ -146,9 +147,10 @@ def test_a_secret_is_not_in_what_is_said(seaweed):
 
 def test_a_paused_server_is_told_in_time(seaweed):
     """A server that takes connections and says nothing is found by the time-out."""
+    set_objects_limits(request_s=1)
     seaweed.pause()
     try:
-        code, said = judged(seaweed.settings(**{"objects.request_timeout_s": "1s"}))
+        code, said = judged(seaweed.settings())
     finally:
         seaweed.resume()
     assert code == 5
@@ -179,41 +181,26 @@ def test_without_any_credentials_it_is_said(seaweed):
     assert said["steps"][-1]["setting"] == "objects.access_key"
 
 
-def test_anonymous_requests_are_refused_by_a_store_that_asks(seaweed):
-    """Without a signature the store does not let anybody in, and the setting is named."""
-    code, said = judged(
-        seaweed.settings(
-            **{
-                "objects.access_key": "",
-                "objects.secret_key": "",
-                "objects.anonymous": True,
-            }
-        )
-    )
-    assert code == 2
-    assert said["steps"][-1]["setting"] == "objects.access_key"
-
-
-def test_a_profile_and_a_role_are_used(moto, tmp_path, monkeypatch):
-    """Credentials come from AWS's files, and a role is assumed with them."""
+def test_a_profile_and_its_role_are_used(moto, tmp_path, monkeypatch):
+    """Credentials come from AWS's files; a profile may name a role, which is assumed."""
     path = tmp_path / "credentials"
     path.write_text("[uploads]\naws_access_key_id = any\naws_secret_access_key = any\n", "utf-8")
+    role = (
+        "[profile role]\nrole_arn = arn:aws:iam::123456789012:role/up\nsource_profile = uploads\n"
+    )
+    (tmp_path / "config").write_text(f"{role}region = us-east-1\n", "utf-8")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(path))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", moto.endpoint)
-    given = {
-        "objects.access_key": "",
-        "objects.secret_key": "",
-        "objects.profile": "uploads",
-    }
-    assert judged(moto.settings(**given))[0] == 0
-    role = {"objects.role_arn": "arn:aws:iam::123456789012:role/uploads"}
-    code, said = judged(moto.settings(**given, **role))
-    assert (code, said["ok"]) == (0, True)
+    given = {"objects.access_key": "", "objects.secret_key": ""}
+    for profile in ("uploads", "role"):
+        code, said = judged(moto.settings(**given, **{"objects.profile": profile}))
+        assert (code, said["ok"]) == (0, True)
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{free_port()}")
-    code, said = judged(moto.settings(**given, **role))
-    assert code != 0
-    assert said["steps"][-1]["setting"] == "objects.role_arn"
+    for profile in ("role", "nobody"):
+        code, said = judged(moto.settings(**given, **{"objects.profile": profile}))
+        assert code != 0
+        assert said["steps"][-1]["setting"] == "objects.profile"
 
 
 AZURE = {
@@ -250,12 +237,12 @@ GCS = {
         5,
     ),
     "key": (
-        {"objects.anonymous": False, "objects.credentials": "{}"},
+        {"objects.credentials": "{}"},
         "objects.credentials",
         2,
     ),
     "key file": (
-        {"objects.anonymous": False, "objects.credentials": "no-such-file"},
+        {"objects.credentials": "no-such-file"},
         "objects.credentials",
         2,
     ),

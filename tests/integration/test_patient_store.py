@@ -13,6 +13,7 @@ import pytest
 from frazil.errors import Conflict, Unavailable
 from frazil.objects import RetryingStore, open_store
 from tests.contract.object_stores import NO_MACHINE, server_of, settings_of
+from tests.support.objects_limits import set_objects_limits
 
 pytestmark = pytest.mark.integration
 
@@ -51,14 +52,8 @@ def write(store, key, deadline):
 def test_writers_outlast_a_server_that_fails(tmp_path, trouble):
     """Every object is there once, with its bytes, after the server failed under its writers."""
     with server_of("seaweed", tmp_path / "server") as server:
-        settings = settings_of(
-            server.settings(
-                **{
-                    "objects.request_timeout_s": "2s",
-                }
-            )
-        )
-        store = RetryingStore(open_store(settings), timeout_s=settings.retry_timeout_s)
+        set_objects_limits(request_s=2)
+        store = RetryingStore(open_store(settings_of(server.settings())))
         wrote = threading.Semaphore(0)
 
         deadline = time.monotonic() + 150

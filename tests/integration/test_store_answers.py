@@ -157,7 +157,7 @@ def test_trouble_is_asked_once_and_told_truly(answer, unknown, throttled):
         (error(403, "SignatureDoesNotMatch"), "objects.secret_key"),
         (error(403, "AccessDenied"), "objects.access_key"),
         (error(403, "RequestTimeTooSkewed"), "objects.access_key"),
-        (error(400, "ExpiredToken"), "objects.session_token"),
+        (error(400, "ExpiredToken"), "objects.access_key"),
         (error(400, "AuthorizationHeaderMalformed"), "objects.region"),
         (error(301, "PermanentRedirect"), "objects.region"),
         (error(404, "NoSuchBucket"), "objects.root"),

@@ -19,6 +19,7 @@ from tests.crash.checker import Violation, require
 from tests.property.tiers_world import LOG, let_go
 from tests.support import SimulatedClock, SimulatedFileSystem
 from tests.support.log_limits import set_log_limits
+from tests.support.objects_limits import set_objects_limits
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.simulated_store import SimulatedStore
 from tests.support.tier_limits import set_tier_limits
@@ -38,7 +39,6 @@ def settings_of(chance):
         "root": "simulated",
         "object_bytes_max": chance.choice((1_000, 4_000, 1 << 20)),
         "interval_s": 1.0,
-        "retry_timeout_s": 0.0,
     }
     disk = {
         "bytes_max": chance.choice((1, 20_000, 100 << 20)),
@@ -149,6 +149,7 @@ class World:
     # -- life --------------------------------------------------------------------------------------
 
     def open(self):
+        set_objects_limits(retry_s=0.0)
         set_tier_limits(**self.tier_limits)
         set_log_limits(
             prefill_bytes=1024, rows_arrow_min=3, read_bytes=self.read_bytes, check_at_open=False

@@ -45,7 +45,7 @@ class GcsServer(Server):
             "objects.store": "gcs",
             "objects.root": f"gcs://{BUCKET}/root",
             "objects.endpoint": self.endpoint,
-            "objects.anonymous": True,
+            "objects.credentials": "none",
             "objects.allow_http": True,
             **changes,
         }

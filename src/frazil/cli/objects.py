@@ -73,7 +73,7 @@ def collect(
     """Delete objects that nothing needs any more: expired, replaced, or never registered.
 
     An object is condemned first, and deleted by a later run. One that nothing registered must be
-    older than `objects.collect_grace_s`. Without --yes nothing is changed.
+    older than a week. Without --yes nothing is changed.
     """
     session = session_of(context)
     found = perform(session, Call("collect_objects", dry_run=not yes), token)

@@ -73,7 +73,7 @@ def restore(
     configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
     clock = SystemClock()
     opened = open_store(settings.objects, clock=clock)
-    store = RetryingStore(opened, timeout_s=settings.objects.retry_timeout_s, clock=clock)
+    store = RetryingStore(opened, clock=clock)
     try:
         report = restore_broker(
             store,

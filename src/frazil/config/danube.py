@@ -125,16 +125,12 @@ _BY_BACKEND: Final[Mapping[str, Mapping[str, Rule]]] = {
         "access_key": _same("objects.access_key"),
         "secret_key": _same("objects.secret_key"),
         "profile": _same("objects.profile"),
-        "role_arn": _same("objects.role_arn"),
-        "session_token": _same("objects.session_token"),
-        "anonymous": _same("objects.anonymous"),
         "virtual_host_style": _not("objects.path_style"),
     },
     "gcs": {
         "credentials_json": _same("objects.credentials"),
         "credentials_path": _same("objects.credentials"),
         "endpoint": _endpoint("objects"),
-        "anonymous": _same("objects.anonymous"),
     },
     "azblob": {
         "account_name": _same("objects.account_name"),
@@ -185,6 +181,13 @@ DROPPED: Final[Mapping[str, str]] = {
     f"{WAL_CLOUD}.wal.rotation.max_hours": "a segment of the log is rotated after an hour",
     f"{WAL_CLOUD}.wal.retention.check_interval_minutes": "retention is checked once a minute",
     f"{WAL_CLOUD}.cloud.project": "a bucket is found without its project",
+    f"{WAL_CLOUD}.cloud.role_arn": "a profile of AWS's files may name a role: objects.profile",
+    f"{WAL_CLOUD}.cloud.session_token": (
+        "temporary keys end soon; with their token they come from the environment or a profile"
+    ),
+    f"{WAL_CLOUD}.cloud.anonymous": (
+        "requests are signed; objects.credentials none leaves those to Google's store unsigned"
+    ),
     f"{WAL_CLOUD}.uploader.root_prefix": (
         "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
         "metadata.etcd.prefix"

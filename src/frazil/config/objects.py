@@ -13,7 +13,6 @@ from typing import Final, Literal
 from frazil.config.values import (
     DAY,
     GIB,
-    HOUR,
     KIB,
     MINUTE,
     Bytes,
@@ -43,7 +42,6 @@ class ObjectsSettings(Section):
     default: Switch = setting(True, "Topics are uploaded unless they say otherwise.")
     endpoint: str = setting("", "The server's URL; empty is that of Amazon, Google or Azure.")
     allow_http: Switch = setting(False, "An endpoint without TLS may be used.")
-    anonymous: Switch = setting(False, "Requests to S3 or Google are not signed.")
     region: str = setting("", "The bucket's region on S3; empty is the environment's or us-east-1.")
     path_style: Switch = setting(
         True, "The bucket is in the path of S3 requests, not in the name of the host."
@@ -52,41 +50,27 @@ class ObjectsSettings(Section):
         _NO_SECRET, "S3's access key; empty takes credentials of the environment or machine."
     )
     secret_key: SecretText = setting(_NO_SECRET, "The secret of the access key.")
-    session_token: SecretText = setting(_NO_SECRET, "The token of temporary S3 credentials.")
-    profile: str = setting("", "S3 credentials are those of this profile; needs boto3.")
-    role_arn: str = setting("", "This role is assumed with the credentials; needs boto3.")
+    profile: str = setting(
+        "", "S3 credentials are those of this profile of AWS's files; needs boto3."
+    )
     credentials: SecretText = setting(
         _NO_SECRET,
-        "Google's key of a service account, as JSON or its file; empty is the machine's.",
+        "Google's key of a service account, as JSON or its file; empty is the machine's, `none` "
+        "signs nothing.",
     )
     account_name: str = setting("", "Azure's storage account.")
     account_key: SecretText = setting(
         _NO_SECRET, "The account's key; empty takes credentials of the environment or machine."
     )
-    request_timeout_s: Seconds = setting(
-        30.0, "A request to the store must be answered after this time.", low=0.01, high=HOUR
-    )
-    retry_timeout_s: Seconds = setting(
-        2 * MINUTE, "A call is tried again for so long, all its tries counted.", low=0, high=DAY
-    )
     interval_s: Seconds = setting(
         MINUTE, "New data of each topic is uploaded so often.", low=0.01, high=DAY
     )
     object_bytes_max: Bytes = setting(
-        GIB, "An object has about this many bytes at most.", low=64 * KIB, high=64 * GIB
-    )
-    ack_timeout_s: Seconds = setting(
-        MINUTE, "A publish that wants to be uploaded waits so long.", low=0.001, high=DAY
+        GIB, "An object has about this many bytes at most.", low=64 * KIB, high=8 * GIB
     )
     retention_age_s: SecondsOrNone = setting(
         None, "Objects are kept for this long; none is for ever.", low=0, high=36_500 * DAY
     )
     retention_bytes: BytesOrNone = setting(
         None, "A topic's objects are kept up to this size; none is any.", low=0, high=1 << 60
-    )
-    collect_grace_s: Seconds = setting(
-        7 * DAY, "Objects that nothing knows are kept for this long.", low=HOUR, high=3650 * DAY
-    )
-    backup_interval_s: Seconds = setting(
-        5 * MINUTE, "Metadata that changed is backed up to the store so often.", low=0.1, high=DAY
     )

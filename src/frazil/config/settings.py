@@ -385,18 +385,6 @@ _RULES: Final = (
         lambda s: bool(s.objects.access_key) != bool(s.objects.secret_key),
     ),
     _Rule(
-        "requests are signed or anonymous, not both",
-        "objects.anonymous",
-        "objects.access_key",
-        lambda s: s.objects.anonymous and bool(s.objects.access_key),
-    ),
-    _Rule(
-        "requests are signed or anonymous, not both",
-        "objects.anonymous",
-        "objects.credentials",
-        lambda s: s.objects.anonymous and bool(s.objects.credentials),
-    ),
-    _Rule(
         "the warehouse must have a name without zero bytes",
         "lake.warehouse",
         "lake.warehouse",

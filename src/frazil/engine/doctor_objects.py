@@ -30,7 +30,6 @@ _ADVICE: Final = {
     "objects.store": "choose a store that has create-only puts, or a newer version of it",
     "objects.root": "name a bucket, container or directory that is there and may be written",
     "objects.region": "set the bucket's region",
-    "objects.role_arn": "name a role that these credentials may assume",
     "objects.profile": "name a profile of the files of AWS",
 }
 _ADVICE_ENDINGS: Final = {
@@ -38,7 +37,6 @@ _ADVICE_ENDINGS: Final = {
     "allow_http": "use https, or set it to true where the network is trusted",
     "access_key": "set a key that the store knows and that may list, read, write and delete",
     "secret_key": "set the secret that belongs to the access key",
-    "session_token": "set the token that belongs to the access key, a fresh one",
     "account_key": "set a key of the account",
     "account_name": "name the account",
     "credentials": "give the key of an account that may list, read, write and delete",

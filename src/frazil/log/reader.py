@@ -125,7 +125,8 @@ class LogSource:
         if offset >= visible:
             return Piece([], offset, tuple(gaps))
         try:
-            batches = self._read_frames(state, offset, visible, bytes_max)
+            frames = self.frames(topic, offset=offset, end=visible, bytes_max=bytes_max)
+            batches = batches_of(frames, state.codec, offset=offset, topic=state.spec.name)
         except CorruptionError:
             if not gaps:
                 raise
@@ -180,12 +181,6 @@ class LogSource:
         assert places is not None
         return places
 
-    def _read_frames(
-        self, state: TopicState, offset: int, visible: int, bytes_max: int
-    ) -> list[Batch]:
-        frames = self._frames(state, offset, visible, bytes_max)
-        return batches_of(frames, state.codec, offset=offset, topic=state.spec.name)
-
     def frames(self, topic: int, *, offset: int, end: int, bytes_max: int) -> list[Frame]:
         """Return verified frames below `end`, the first of which holds `offset`.
 
@@ -195,9 +190,7 @@ class LogSource:
             NotFound: the log has freed the offset.
             CorruptionError: the first frame is damaged or missing; the details name what is lost.
         """
-        return self._frames(self._topic(topic), offset, end, bytes_max)
-
-    def _frames(self, state: TopicState, offset: int, end: int, bytes_max: int) -> list[Frame]:
+        state = self._topic(topic)
         for segment in self._journal.segments:
             summary = segment.summary(state.id)
             if summary is None or summary[1] <= offset:

@@ -74,6 +74,8 @@ _KEY: Final = re.compile(
     r"(?P<seq>[0-9a-f]{16})-(?P<epoch>[0-9a-f]{8,16})-(?P<sha>[0-9a-f]{16})\.frzb\Z"
 )
 _BROKER: Final = re.compile(r"(?P<broker>[0-9a-f]{32})/(?:topics|backup)/")
+INTERVAL_S: Final = 300.0
+"""Changed metadata is backed up so often."""
 RETRY_S: Final = 30.0
 CHANGED_S: Final = 5.0
 """Changed topics or subscriptions wait at least this long for the next backup."""
@@ -267,10 +269,10 @@ class Backups:
         if now < self._next_at and not soon:
             return
         self._made_at = now
-        self._next_at = now + min(RETRY_S, self._engine.settings.objects.backup_interval_s)
+        self._next_at = now + min(RETRY_S, INTERVAL_S)
         self.make(only_changed=True)
         self._shape = shape
-        self._next_at = now + self._engine.settings.objects.backup_interval_s
+        self._next_at = now + INTERVAL_S
 
     def now(self) -> dict[str, Any]:
         """Make a backup and describe it, ready for JSON.

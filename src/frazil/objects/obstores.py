@@ -1,7 +1,9 @@
 """Object stores by configuration: the one module that imports obstore.
 
 The client's own retries are off: a create-only put that it repeated would find its own object and
-report a conflict (F25). `RetryingStore` adds retries.
+report a conflict (F25). `RetryingStore` adds retries. The client reports a failure as a text alone,
+with a status, a code of the store, or the way the connection failed: `failure_of` maps it to an
+error and to the setting that caused it (F21, F24, F25).
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import datetime as dt
 import itertools
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -20,7 +23,6 @@ from frazil.clock import Clock, SystemClock
 from frazil.config import SecretText, resolve
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import FileSystem, RealFileSystem
-from frazil.objects.failures import failure_of
 from frazil.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
 
 if TYPE_CHECKING:
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
 __all__ = ["location_of", "open_store"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
+REQUEST_TIMEOUT_S: Final = 30.0
 LIST_CHUNK: Final = 1_000
+UNSIGNED: Final = "none"
+"""Google's credentials for requests that are not signed."""
 _NOBODY: Final = json.dumps(
     {
         "disable_oauth": True,
@@ -53,10 +58,6 @@ _SCHEMES: Final = {
     "memory": ("memory",),
 }
 _ROOT: Final = "objects.root"
-
-LIFETIME_S: Final = 15 * 60
-"""Credentials that do not say when they end are asked for again after this time."""
-SESSION_NAME: Final = "frazil"
 
 _memories: Final[dict[str, Client]] = {}
 """The stores in memory by their names: they live as long as the process."""
@@ -101,12 +102,9 @@ def location_of(settings: ObjectsSettings) -> Location:
 
 def credentials_setting(settings: ObjectsSettings) -> str:
     """Return the setting of the store's credentials, to name in errors."""
-    if settings.store == "s3":
-        used = "role_arn" if settings.role_arn else "profile" if settings.profile else "access_key"
-        return f"objects.{used}"
-    return {"gcs": "objects.credentials", "azblob": "objects.account_key"}.get(
-        settings.store, _ROOT
-    )
+    used = "profile" if settings.profile else "access_key"
+    names = {"s3": used, "gcs": "credentials", "azblob": "account_key"}
+    return f"objects.{names.get(settings.store, 'root')}"
 
 
 def endpoint_of(settings: ObjectsSettings) -> str:
@@ -172,52 +170,6 @@ def _client_errors() -> tuple[type[Exception], ...]:
     return (BaseError, OSError, ValueError)
 
 
-@contextlib.contextmanager
-def _panics_reported() -> Iterator[None]:
-    """Raise a panic of the client as `Unavailable`: it is no `Exception` and would end threads."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ == "PanicException":
-            raise Unavailable(
-                "client of the store failed, which is a bug", reason=error, outcome="unknown"
-            ) from error
-        raise
-
-
-class _CheckedPieces:
-    """Pieces on their way to the client, checked and counted.
-
-    Attributes:
-        size: bytes so far.
-        failure: the error of the pieces' iterator: the client hides it.
-    """
-
-    def __init__(self, pieces: Iterable[Buffer], key: str) -> None:
-        self._pieces = pieces
-        self._key = key
-        self.size = 0
-        self.failure: BaseException | None = None
-
-    def __iter__(self) -> Iterator[Buffer]:
-        try:
-            for piece in self._pieces:
-                self._check(piece)
-                yield piece
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            # Raised while the client waits for more: it cannot complete the object.
-            self.failure = error
-            raise
-
-    def _check(self, piece: Buffer) -> None:
-        length = memoryview(piece).nbytes
-        if length > PIECE_BYTES_MAX:
-            raise InvalidRequest("piece is too large", key=self._key, size=length)
-        self.size += length
-
-
 class ClientStore:
     """An `ObjectStore` over a client of obstore."""
 
@@ -228,77 +180,81 @@ class ClientStore:
         self._kind = kind
         self._clock = clock
 
-    @_panics_reported()
     def put(self, key: str, data: Buffer) -> ObjectMeta:
         import obstore
 
         size = memoryview(data).nbytes
-        if size > PIECE_BYTES_MAX:
-            raise InvalidRequest("object is too large for one request", key=key, size=size)
-        client = self._open()
+        _check_piece(key, size)
         try:
-            result = obstore.put(client, key, data, mode="create", use_multipart=False)
-        except _client_errors() as error:
-            raise self._put_failure(error, key) from error
+            with self._calling("put", key) as client:
+                result = obstore.put(client, key, data, mode="create", use_multipart=False)
+        except Conflict as error:
+            # A 409 is an object that is there, or another write that is under way (F25).
+            if self.head(key) is None:
+                raise Unavailable("another write of this key is under way", key=key) from error
+            raise
         return ObjectMeta(key, size, _etag(result["e_tag"]), self._clock.now_us())
 
-    @_panics_reported()
     def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
         import obstore
 
-        client = self._open()
-        checked = _CheckedPieces(pieces, key)
-        try:
-            result = obstore.put(
-                client, key, iter(checked), chunk_size=PIECE_BYTES_MAX, max_concurrency=1
-            )
-        except _client_errors() as error:
-            if checked.failure is not None:
-                raise checked.failure from None
-            raise self._failure(error, "put_stream", key) from error
-        return ObjectMeta(key, checked.size, _etag(result["e_tag"]), self._clock.now_us())
+        failures: list[BaseException] = []
+        sizes: list[int] = []
 
-    @_panics_reported()
+        def counted() -> Iterator[Buffer]:
+            try:
+                for piece in pieces:
+                    sizes.append(memoryview(piece).nbytes)
+                    _check_piece(key, sizes[-1])
+                    yield piece
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                # Raised while the client waits for more: it cannot complete the object.
+                failures.append(error)
+                raise
+
+        try:
+            with self._calling("put_stream", key) as client:
+                result = obstore.put(
+                    client, key, counted(), chunk_size=PIECE_BYTES_MAX, max_concurrency=1
+                )
+        except FrazilError:
+            if failures:
+                # The client hides the error of the pieces.
+                raise failures[0] from None
+            raise
+        return ObjectMeta(key, sum(sizes), _etag(result["e_tag"]), self._clock.now_us())
+
     def get(self, key: str, *, start: int, length: int) -> bytes:
         import obstore
 
-        client = self._open()
         if not length:
             meta = self.head(key)
             if meta is None or start > meta.size:
                 raise NotFound("object is not there or ends before", key=key, start=start)
             return b""
-        try:
+        with self._calling("get", key) as client:
             found = bytes(obstore.get_range(client, key, start=start, length=length))
-        except _client_errors() as error:
-            raise self._failure(error, "get", key) from error
         if len(found) != length:
             raise NotFound("object ends before", key=key, start=start, length=length)
         return found
 
-    @_panics_reported()
     def head(self, key: str) -> ObjectMeta | None:
         import obstore
 
-        client = self._open()
         try:
-            return _meta(obstore.head(client, key))
-        except _client_errors() as error:
-            failure = self._failure(error, "head", key)
-            if isinstance(failure, NotFound):
-                return None
-            raise failure from error
+            with self._calling("head", key) as client:
+                return _meta(obstore.head(client, key))
+        except NotFound:
+            return None
 
-    @_panics_reported()
     def list(self, prefix: str, *, after: str = "", limit: int = LIST_KEYS_MAX) -> list[ObjectMeta]:
-        client = self._open()
         try:
-            return list(itertools.islice(self._listed(client, prefix, after), limit))
-        except _client_errors() as error:
-            failure = self._failure(error, "list")
-            if isinstance(failure, NotFound):
-                return []
-            raise failure from error
+            with self._calling("list") as client:
+                return list(itertools.islice(self._listed(client, prefix, after), limit))
+        except NotFound:
+            return []
 
     def _listed(self, client: Client, prefix: str, after: str) -> Iterator[ObjectMeta]:
         """Yield objects in order. Stores list by whole steps of the path, and so by more."""
@@ -315,44 +271,46 @@ class ClientStore:
             elif meta.key > prefix and not meta.key.startswith(prefix):
                 return
 
-    @_panics_reported()
     def delete(self, keys: Sequence[str]) -> None:
         import obstore
 
-        client = self._open()
+        self._opened()
         # In bulk, an absent object may stop the rest: then each is removed on its own.
         for each in [list(keys)] if self._kind == "s3" else [[key] for key in keys]:
-            try:
+            with (
+                contextlib.suppress(NotFound),
+                self._calling("delete", "".join(each[:1])) as client,
+            ):
                 if each:
                     obstore.delete(client, each)
-            except _client_errors() as error:
-                failure = self._failure(error, "delete", each[0])
-                if not isinstance(failure, NotFound):
-                    raise failure from error
 
     def close(self) -> None:
         self._client = None
 
-    def _open(self) -> Client:
+    def _opened(self) -> Client:
         if self._client is None:
             raise Closed("object store is closed")
         return self._client
 
-    def _failure(self, error: Exception, verb: str, key: str = "") -> FrazilError:
-        return failure_of(error, kind=self._kind, verb=verb, key=key, credentials=self._credentials)
+    @contextlib.contextmanager
+    def _calling(self, verb: str, key: str = "") -> Iterator[Client]:
+        """Raise the client's errors as those of the tree.
 
-    def _put_failure(self, error: Exception, key: str) -> FrazilError:
-        """Tell an object that is there from another write that is under way (409, F25)."""
-        if type(error).__name__ != "AlreadyExistsError":
-            failure = self._failure(error, "put", key)
-            if isinstance(failure, NotFound):
-                return InvalidRequest(
-                    "store has no such bucket or directory", setting="objects.root", key=key
-                )
-            return failure
-        if self.head(key) is None:
-            return Unavailable("another write of this key is under way", key=key, store=self._kind)
-        return Conflict("object exists", key=key, store=self._kind)
+        A panic of the client is no `Exception` and would end threads: it is `Unavailable`.
+        """
+        client = self._opened()
+        try:
+            yield client
+        except _client_errors() as error:
+            raise failure_of(
+                error, kind=self._kind, verb=verb, key=key, credentials=self._credentials
+            ) from error
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":
+                raise Unavailable(
+                    "client of the store failed, which is a bug", reason=error, outcome="unknown"
+                ) from error
+            raise
 
 
 class DirectoryStore(ClientStore):
@@ -370,8 +328,8 @@ class DirectoryStore(ClientStore):
         self._files = files or RealFileSystem()
         self._number = self._number_now()
 
-    def _open(self) -> Client:
-        client = super()._open()
+    def _opened(self) -> Client:
+        client = super()._opened()
         self._check_directory()
         return client
 
@@ -431,6 +389,11 @@ class DirectoryStore(ClientStore):
             ) from error
 
 
+def _check_piece(key: str, size: int) -> None:
+    if size > PIECE_BYTES_MAX:
+        raise InvalidRequest("piece is too large for one request", key=key, size=size)
+
+
 def _etag(given: str | None) -> str:
     """Return a mark without its quotes: some stores have them in one answer and not in another."""
     return (given or "").strip('"')
@@ -441,6 +404,113 @@ def _meta(found: Any) -> ObjectMeta:
     return ObjectMeta(found["path"], found["size"], _etag(found["e_tag"]), modified_us)
 
 
+# -- failures -----------------------------------------------------------------------------------
+
+THROTTLED_MS: Final = 1_000
+"""The pause of a throttled call; no store says how long it should be."""
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"(\w+)\"|\"reason\": ?\"(\w+)\"")
+_WORDS: Final = re.compile(
+    r"<Message>([^<]*)</Message>|\"message\": ?\"([^\"]*)\"|\"error_description\": ?\"([^\"]*)\""
+)
+_CONNECTION: Final = re.compile(r"HttpError \{\s*kind: (\w+)")
+_ASKED_FOR_KEYS: Final = re.compile(
+    r"Error performing \w+ \S*(/latest/api/token|/latest/meta-data|/v2/credentials|computeMetadata"
+    r"|/metadata/identity|oauth2|sts\.)"
+)
+_PROVIDER: Final = re.compile(r"External \w+ credential provider")
+_RANGE: Final = re.compile(r"\bInvalidRange\w* \{|\bStartTooLarge\b|Range started after end")
+_NO_BUCKET: Final = re.compile(
+    r"\b(NoSuchBucket|ContainerNotFound|InvalidBucketName|(bucket|container) does not exist)\b"
+)
+_REGION: Final = "incorrectly configured region"
+_DENIED: Final = re.compile(r"status code: 40[13]|Permission ?[dD]enied")
+_OPENED_WITH: Final = re.compile(r"redential|Access Key|service account|pem file")
+
+_THROTTLES: Final = {"SlowDown", "Throttling", "ThrottlingException", "ServerBusy"}
+_BLAMED: Final = {
+    "InvalidAccessKeyId": "objects.access_key",
+    "SignatureDoesNotMatch": "objects.secret_key",
+    "ExpiredToken": "objects.access_key",
+    "InvalidToken": "objects.access_key",
+    "AuthorizationHeaderMalformed": "objects.region",
+    "PermanentRedirect": "objects.region",
+    "RequestTimeTooSkewed": "objects.access_key",
+    "AuthenticationFailed": "objects.account_key",
+}
+"""The settings that codes of stores blame."""
+
+
+def failure_of(
+    error: BaseException, *, kind: str, verb: str, key: str = "", credentials: str = ""
+) -> FrazilError:
+    """Return what to raise for an error of the store's client.
+
+    Args:
+        error: what the client raised.
+        kind: the kind of the store, as `objects.store` names it.
+        verb: the method of `ObjectStore` that was called, or `open`; a write may have happened in
+            spite of the error.
+        key: the object that it was about.
+        credentials: the setting that credentials come from, to blame if they are refused.
+    """
+    text = str(error)
+    credentials = credentials or _ROOT
+    endpoint = _ROOT if kind in {"fs", "memory"} else "objects.endpoint"
+    status, code = _first(_STATUS, text), _first(_CODE, text)
+    known = {"key": key, "status": int(status or 0), "code": code}
+    facts = {"store": kind, **{name: value for name, value in known.items() if value}}
+    facts["reason"] = _first(_WORDS, text) or text.partition("\n")[0].rpartition(" - ")[2].strip()
+    if verb == "open":
+        setting = credentials if _OPENED_WITH.search(text) else endpoint
+        return InvalidRequest("store cannot be opened", setting=setting, reason=facts["reason"])
+    if _PROVIDER.search(text) or _ASKED_FOR_KEYS.search(text):
+        if _PROVIDER.search(text) or status.startswith("4"):
+            return InvalidRequest("credentials are refused", setting=credentials, **facts)
+        return Unavailable("no credentials are set or found", setting=credentials, **facts)
+    if type(error).__name__ == "AlreadyExistsError":
+        return Conflict("object exists", key=key, store=kind)
+    missing = isinstance(error, FileNotFoundError) or status in {"404", "416"}
+    if _NO_BUCKET.search(text) or (missing and verb.startswith("put")):
+        return InvalidRequest(
+            "bucket, container or directory does not exist", setting=_ROOT, **facts
+        )
+    if missing or _RANGE.search(text):
+        return NotFound("object is not there or ends before", **facts)
+    if code in _THROTTLES or status == "429":
+        return Unavailable("store throttles requests", **facts, retry_after_ms=THROTTLED_MS)
+    blamed = _BLAMED.get(code, "objects.region" if _REGION in text else "")
+    if blamed or _DENIED.search(text):
+        return InvalidRequest("store refuses the request", setting=blamed or credentials, **facts)
+    return _by_status(text, status, verb, endpoint, facts)
+
+
+def _by_status(
+    text: str, status: str, verb: str, endpoint: str, facts: dict[str, Any]
+) -> FrazilError:
+    """Return the error of a store that gave no code that is known here."""
+    writes = {"outcome": "unknown"} if verb in {"put", "put_stream", "delete"} else {}
+    if status == "503":
+        writes["retry_after_ms"] = THROTTLED_MS
+    if status.startswith("5") or status in {"408", "409"}:
+        return Unavailable("store failed", **facts, **writes)
+    if status:
+        return InvalidRequest("store refuses the request", setting=endpoint, **facts)
+    if "BadScheme" in text:
+        setting = "objects.allow_http"
+        return InvalidRequest("endpoint has no TLS", setting=setting, **facts)
+    if _first(_CONNECTION, text) == "Connect":
+        # Nothing was sent, so nothing can have happened.
+        writes = {}
+    return Unavailable("store does not answer", setting=endpoint, **facts, **writes)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return "" if found is None else next(group for group in found.groups() if group is not None)
+
+
 # -- clients of each kind -----------------------------------------------------------------------
 
 
@@ -448,12 +518,8 @@ def _options(settings: ObjectsSettings) -> ClientConfig:
     return {
         "allow_http": settings.allow_http,
         "connect_timeout": dt.timedelta(seconds=CONNECT_TIMEOUT_S),
-        "timeout": dt.timedelta(seconds=settings.request_timeout_s),
+        "timeout": dt.timedelta(seconds=REQUEST_TIMEOUT_S),
     }
-
-
-def _text(value: str | SecretText, setting: str) -> str:
-    return resolve(value, setting=f"objects.{setting}")
 
 
 def _word(value: str | SecretText, setting: str) -> str:
@@ -462,7 +528,7 @@ def _word(value: str | SecretText, setting: str) -> str:
     Raises:
         InvalidRequest: if it cannot: a line's end that came with a secret, or a letter beyond ASCII.
     """
-    text = _text(value, setting)
+    text = resolve(value, setting=f"objects.{setting}")
     if not _is_word(text):
         raise InvalidRequest(
             "setting has a space, a line's end or a letter that no request can have",
@@ -473,17 +539,6 @@ def _word(value: str | SecretText, setting: str) -> str:
 
 def _is_word(text: str) -> bool:
     return text.isascii() and text.isprintable() and " " not in text
-
-
-def _check_environment() -> None:
-    """Refuse credentials of the environment that no request can have; the client would panic."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"):
-        if not _is_word(os.environ.get(name, "")):
-            raise InvalidRequest(
-                "variable has a space, a line's end or a letter that no request can have",
-                setting="objects.region" if "REGION" in name else "objects.access_key",
-                variable=name,
-            )
 
 
 def _s3(settings: ObjectsSettings, location: Location) -> Client:
@@ -497,12 +552,8 @@ def _s3(settings: ObjectsSettings, location: Location) -> Client:
             endpoint if settings.path_style else f"{scheme}://{location.bucket}.{host}"
         )
     region = _word(settings.region, "region")
-    if region:
-        config["region"] = region
-    elif not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
-        config["region"] = "us-east-1"
-    if settings.anonymous:
-        config["skip_signature"] = True
+    if region or not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
+        config["region"] = region or "us-east-1"
     return S3Store(
         location.bucket,
         prefix=location.prefix or None,
@@ -521,94 +572,35 @@ def _s3_credentials(settings: ObjectsSettings) -> Any:
     """
     access_key = _word(settings.access_key, "access_key")
     secret_key = _word(settings.secret_key, "secret_key")
-    token = _word(settings.session_token, "session_token")
-    profile = _text(settings.profile, "profile")
-    role = _text(settings.role_arn, "role_arn")
-    if settings.anonymous:
-        return None
-    if profile or role:
-        return _boto_credentials(
-            access_key=access_key, secret_key=secret_key, token=token, profile=profile, role=role
-        )
+    profile = resolve(settings.profile, setting="objects.profile")
+    if profile:
+        return _profile_credentials(profile)
     if not access_key:
-        _check_environment()
         return None
-
-    def static() -> dict[str, Any]:
-        return {
-            "access_key_id": access_key,
-            "secret_access_key": secret_key,
-            "token": token or None,
-            "expires_at": None,
-        }
-
-    return static
+    keys = {"access_key_id": access_key, "secret_access_key": secret_key}
+    return lambda: {**keys, "token": None, "expires_at": None}
 
 
-def _boto_credentials(
-    *, access_key: str, secret_key: str, token: str, profile: str, role: str
-) -> Callable[[], dict[str, Any]]:
-    """Return a function that gives credentials with their end, asked again before that.
+def _profile_credentials(profile: str) -> Any:
+    """Return the provider of a profile's credentials; a profile may assume a role.
 
     Raises:
-        InvalidRequest: if boto3 is not installed or there is no such profile; the function raises
-            it if the role cannot be assumed.
+        InvalidRequest: if boto3 is not installed or there is no such profile.
     """
-    setting = "objects.role_arn" if role else "objects.profile"
     try:
-        import boto3
         import botocore.exceptions
+        from boto3 import Session
+        from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as error:
         raise InvalidRequest(
-            "profiles and roles need boto3: pip install boto3", setting=setting
+            "profiles need boto3: pip install boto3", setting="objects.profile"
         ) from error
     try:
-        session = boto3.Session(
-            aws_access_key_id=access_key or None,
-            aws_secret_access_key=secret_key or None,
-            aws_session_token=token or None,
-            profile_name=profile or None,
-        )
-        own = session.get_credentials()
-    except botocore.exceptions.BotoCoreError as error:
+        return Boto3CredentialProvider(Session(profile_name=profile))
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise InvalidRequest(
             "credentials of the profile cannot be had", setting="objects.profile", reason=error
         ) from error
-    if own is None:
-        raise InvalidRequest("there are no credentials to start from", setting=setting)
-
-    def of_profile() -> dict[str, Any]:
-        frozen = own.get_frozen_credentials()
-        end = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=LIFETIME_S)
-        return _credential(frozen.access_key, frozen.secret_key, frozen.token, end)
-
-    def of_role() -> dict[str, Any]:
-        try:
-            answer = session.client("sts", region_name=session.region_name or "us-east-1")
-            found = answer.assume_role(RoleArn=role, RoleSessionName=SESSION_NAME)["Credentials"]
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            raise InvalidRequest(
-                "role cannot be assumed", setting="objects.role_arn", reason=error
-            ) from error
-        return _credential(
-            found["AccessKeyId"],
-            found["SecretAccessKey"],
-            found["SessionToken"],
-            found["Expiration"].astimezone(dt.UTC),
-        )
-
-    return of_role if role else of_profile
-
-
-def _credential(
-    access_key: str, secret_key: str, token: str | None, end: dt.datetime
-) -> dict[str, Any]:
-    return {
-        "access_key_id": access_key,
-        "secret_access_key": secret_key,
-        "token": token,
-        "expires_at": end,
-    }
 
 
 def _gcs(settings: ObjectsSettings, location: Location) -> Client:
@@ -618,13 +610,13 @@ def _gcs(settings: ObjectsSettings, location: Location) -> Client:
     endpoint = endpoint_of(settings)
     if endpoint:
         config["base_url"] = endpoint
-    credentials = _text(settings.credentials, "credentials").strip()
-    if credentials:
-        is_json = credentials.startswith("{")
-        config["service_account_key" if is_json else "service_account"] = credentials
-    if settings.anonymous:
+    credentials = resolve(settings.credentials, setting="objects.credentials").strip()
+    if credentials == UNSIGNED:
         # Some requests of the client ask the machine for a token in spite of the first.
         config |= {"skip_signature": True, "service_account_key": _NOBODY}
+    elif credentials:
+        is_json = credentials.startswith("{")
+        config["service_account_key" if is_json else "service_account"] = credentials
     return GCSStore(
         location.bucket,
         prefix=location.prefix or None,
@@ -654,17 +646,15 @@ def _azblob(settings: ObjectsSettings, location: Location) -> Client:
     )
 
 
-def _fs(settings: ObjectsSettings, location: Location) -> Client:
+def _fs(_settings: ObjectsSettings, location: Location) -> Client:
     from obstore.store import LocalStore
 
-    del settings
     return LocalStore(location.prefix, mkdir=True)
 
 
-def _memory(settings: ObjectsSettings, location: Location) -> Client:
+def _memory(_settings: ObjectsSettings, location: Location) -> Client:
     from obstore.store import MemoryStore
 
-    del settings
     with _memories_mutex:
         return _memories.setdefault(location.prefix, MemoryStore())
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import attrs
-
 from frazil.errors import Closed, FrazilError, Unavailable
 from frazil.objects.backup import listed
 from frazil.objects.format import parse_key
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.objects.catalog import ObjectCatalog
-    from frazil.objects.descriptor import Descriptor, Garbage, TopicObjects
+    from frazil.objects.descriptor import Garbage, TopicObjects
     from frazil.objects.runtime import Objects
     from frazil.objects.store import ObjectMeta, ObjectStore
     from frazil.topic import Instance, TopicRuntime
@@ -31,68 +29,47 @@ __all__ = [
     "OBJECTS_HOLD",
     "Collected",
     "Collector",
-    "ObjectsPolicy",
     "ObjectsRetention",
-    "ObjectsView",
     "expired_below",
 ]
 
 OBJECTS_HOLD: Final = "objects"
 """The hold of records that are not uploaded yet."""
 DELETE_KEYS_MAX: Final = 1_000
+COLLECT_GRACE_US: Final = 7 * 86_400 * 1_000_000
+"""Objects that nothing registered are kept for a week."""
 UNREGISTERED: Final = "nothing registered it"
 
 
-@attrs.frozen
-class ObjectsPolicy:
-    """How long and how much of a topic is kept in objects; None is for ever, or any size."""
-
-    age_us: int | None = None
-    bytes_max: int | None = None
-
-
-@attrs.frozen
-class ObjectsView:
-    """The inputs of a decision besides the policy, read once.
-
-    Attributes:
-        now_us: the wall clock.
-        time_trusted: whether the wall clock ran evenly lately; else nothing expires by age.
-        pinned: the lowest offset that an open reader needs, None if there is none.
-        needed: the lowest offset that a subscription needs, None if there is none.
-    """
-
-    now_us: int
-    time_trusted: bool = True
-    pinned: int | None = None
-    needed: int | None = None
-
-
-def expired_below(picture: TopicObjects, policy: ObjectsPolicy, view: ObjectsView) -> int:
+def expired_below(
+    picture: TopicObjects,
+    *,
+    now_us: int | None,
+    age_us: int | None = None,
+    bytes_max: int | None = None,
+    needed: int | None = None,
+) -> int:
     """Return the offset below which the topic's objects may go; `start` if none may.
 
     Only whole objects go, the oldest first.
+
+    Args:
+        picture: the topic's objects.
+        now_us: the wall clock; None if it jumped lately: then nothing expires by age.
+        age_us: how long objects are kept; None is for ever.
+        bytes_max: how many bytes of the topic are kept; None is any.
+        needed: the lowest offset that a subscription or an open reader needs, None without one.
     """
-    limit = min(
-        (offset for offset in (view.pinned, view.needed) if offset is not None),
-        default=picture.uploaded,
-    )
+    limit = picture.uploaded if needed is None else needed
     below, later = picture.start, picture.bytes
     for found in picture.descriptors:
         later -= found.length
-        if found.end > limit or not _is_old(found, later, policy, view):
+        is_large = bytes_max is not None and later >= bytes_max
+        is_old = None not in {age_us, now_us} and found.time_last_us + age_us <= now_us
+        if found.end > limit or not (is_large or is_old):
             break
         below = found.end
     return below
-
-
-def _is_old(found: Descriptor, later: int, policy: ObjectsPolicy, view: ObjectsView) -> bool:
-    """Tell whether the policy expires an object that `later` newer bytes follow."""
-    if policy.bytes_max is not None and later >= policy.bytes_max:
-        return True
-    if policy.age_us is None or not view.time_trusted:
-        return False
-    return found.time_last_us + policy.age_us <= view.now_us
 
 
 class Collected(NamedTuple):
@@ -151,27 +128,22 @@ class Collector:
             Unavailable: if the store or the metadata cannot be reached; the next cycle continues.
         """
         with self._turn:
-            return self._cycle(unregistered=unregistered, dry_run=dry_run)
-
-    def _cycle(self, *, unregistered: bool, dry_run: bool) -> Collected:
-        reason = self._suspended()
-        if reason:
-            return Collected([], [], 0, reason)
-        now_us = self._clock.now_us()
-        going = [row for row in self._catalog.garbage() if row.since_us < self._cycle_us]
-        if not dry_run:
-            going = list(self._delete(going))
-        found, spared = self._unregistered(now_us) if unregistered else ([], 0)
-        reason = self._suspended()
-        if reason:
-            # A change of the metadata became uncertain during this cycle.
-            return Collected(going, [], spared, reason)
-        if not dry_run:
-            self._catalog.condemn([meta.key for meta in found], UNREGISTERED)
-            for meta in found:
-                event("object_condemned", key=meta.key, why=UNREGISTERED)
-            self._cycle_us = self._clock.now_us()
-        return Collected(going, found, spared)
+            if self._suspended():
+                return Collected([], [], 0, self._suspended())
+            now_us = self._clock.now_us()
+            going = [row for row in self._catalog.garbage() if row.since_us < self._cycle_us]
+            if not dry_run:
+                going = list(self._delete(going))
+            found, spared = self._unregistered(now_us) if unregistered else ([], 0)
+            if self._suspended():
+                # A change of the metadata became uncertain during this cycle.
+                return Collected(going, [], spared, self._suspended())
+            if not dry_run:
+                self._catalog.condemn([meta.key for meta in found], UNREGISTERED)
+                for meta in found:
+                    event("object_condemned", key=meta.key, why=UNREGISTERED)
+                self._cycle_us = self._clock.now_us()
+            return Collected(going, found, spared)
 
     def _suspended(self) -> str:
         if self._is_suspect():
@@ -202,16 +174,9 @@ class Collector:
                 candidates.append(meta)
         # Only now: an object that was registered during the listing is in use by now.
         known = self._catalog.keys_in_use() | {row.key for row in self._catalog.garbage()}
-        found: list[ObjectMeta] = []
-        spared = 0
-        for meta in candidates:
-            if meta.key in known:
-                continue
-            if meta.modified_us + self._grace_us > now_us:
-                spared += 1
-                continue
-            found.append(meta)
-        return found, spared
+        strays = [meta for meta in candidates if meta.key not in known]
+        found = [meta for meta in strays if meta.modified_us + self._grace_us <= now_us]
+        return found, len(strays) - len(found)
 
 
 class ObjectsRetention:
@@ -226,7 +191,7 @@ class ObjectsRetention:
             objects.catalog,
             clock=engine.clock,
             broker=engine.log.journal.journal_id,
-            grace_us=int(self._settings.collect_grace_s * 1e6),
+            grace_us=COLLECT_GRACE_US,
             is_suspect=lambda: (
                 bool(engine.stores.warnings) or any(each.stopped for each in objects.all_topics)
             ),
@@ -253,19 +218,22 @@ class ObjectsRetention:
         topic_id, source = runtime.state.id, self._objects.source
         known = self._objects.topics.get(topic_id)
         policy = self._policy(runtime)
-        if policy is None or source is None or (known is not None and known.stopped):
+        if not policy or source is None or (known is not None and known.stopped):
             return
         # No claim on records may begin between the decision and its effect: subscriptions begin
         # under the first lock, readers under the second.
         with self._engine.control_lock, runtime.log.pinning:
-            view = ObjectsView(
-                now_us=self._engine.clock.now_us(),
-                time_trusted=self._engine.time_trusted(),
-                pinned=source.pinned(topic_id),
-                needed=_needed(runtime),
-            )
+            # After a restore only objects may have what a hold keeps.
+            held = list(runtime.state.holds.items())
+            needed = [offset for name, offset in held if name != OBJECTS_HOLD]
+            pinned = source.pinned(topic_id)
+            if pinned is not None:
+                needed.append(pinned)
+            now_us = self._engine.clock.now_us() if self._engine.time_trusted() else None
             picture = self._objects.catalog.topic(topic_id)
-            below = expired_below(picture, policy, view)
+            below = expired_below(
+                picture, now_us=now_us, needed=min(needed, default=None), **policy
+            )
             if below <= picture.start:
                 return
             source.retire(topic_id, below=below)
@@ -276,19 +244,19 @@ class ObjectsRetention:
         size = sum(each.length for each in gone)
         event("objects_expired", topic=runtime.name, objects=len(gone), bytes=size)
 
-    def _policy(self, runtime: TopicRuntime) -> ObjectsPolicy | None:
-        """Return the policy of a topic, None if everything is kept."""
+    def _policy(self, runtime: TopicRuntime) -> dict[str, int]:
+        """Return how long and how much of a topic is kept; empty if everything is."""
         spec, settings = runtime.state.spec, self._settings
-        age_us = spec.objects_retention_us
+        if spec.primary_key:
+            # A keyed topic's rows are its state: a new machine needs all of them.
+            return {}
+        age_us, bytes_max = spec.objects_retention_us, spec.objects_retention_bytes
         if age_us is None and settings.retention_age_s is not None:
             age_us = int(settings.retention_age_s * 1e6)
-        bytes_max = spec.objects_retention_bytes
         if bytes_max is None:
             bytes_max = settings.retention_bytes
-        if spec.primary_key or (age_us is None and bytes_max is None):
-            # A keyed topic's rows are its state: a new machine needs all of them.
-            return None
-        return ObjectsPolicy(age_us, bytes_max)
+        found = {"age_us": age_us, "bytes_max": bytes_max}
+        return {name: value for name, value in found.items() if value is not None}
 
     def drop_deleted(self) -> None:
         """Drop the objects of topics that were deleted longer ago than the grace."""
@@ -307,9 +275,3 @@ class ObjectsRetention:
                 continue
             self._objects.catalog.drop(topic_id)
             event("topic_objects_dropped", topic_id=topic_id)
-
-
-def _needed(runtime: TopicRuntime) -> int | None:
-    """Return the lowest offset of a hold; after a restore only objects may have it."""
-    holds = list(runtime.state.holds.items())
-    return min((offset for name, offset in holds if name != OBJECTS_HOLD), default=None)

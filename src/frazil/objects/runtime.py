@@ -44,7 +44,6 @@ from frazil.topic import TierWaits
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.log import Segment
     from frazil.objects.descriptor import Descriptor, TopicObjects
     from frazil.objects.store import ObjectStore
     from frazil.objects.writer import Trouble
@@ -53,6 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["LOCATION_KEY", "Objects", "unreadable"]
 
 UPLOAD_THREADS: Final = 4
+ACK_TIMEOUT_S: Final = 60.0
+"""The longest wait of a publish that wants to be uploaded."""
 TICK_S: Final = 0.05
 TICK_TOPIC_S: Final = 100e-6
 """The tick is at least this long for each topic: thousands of idle topics must not cost a core."""
@@ -68,7 +69,7 @@ CLOSE_S: Final = 5.0
 READ_TIMEOUT_S: Final = 10.0
 """The deadline of reads: a waiting reader gets an error sooner than an upload."""
 FLUSH_TIMEOUT_S: Final = 300.0
-FLUSH_POLL_S: Final = 0.25
+FLUSH_POLL_S: Final = 0.005
 UNREADABLE_MAX: Final = 100
 """The status names this many unreadable objects; the total counts all of them."""
 LOCATION_KEY: Final = "/objects-location"
@@ -86,11 +87,10 @@ class ObjectsTopic:
         self._objects = objects
         self.runtime = runtime
         self.id = runtime.state.id
-        self.waits = TierWaits(self._hurry, timeout_s=objects.settings.ack_timeout_s)
+        # The next tick sees who waits.
+        self.waits = TierWaits(lambda: None, timeout_s=ACK_TIMEOUT_S)
         self.uploading = threading.Lock()
         """Held by the thread that uploads it."""
-        self.hurry = False
-        """A publisher waits for `uploaded`."""
         self.begun_at: float | None = None
         """When its last upload began, by the monotonic clock; None before the first."""
         self.failures = 0
@@ -101,9 +101,6 @@ class ObjectsTopic:
         # The objects may be found in a moment: waiting publishers are not refused yet.
         self.waits.delay = self.stopped
         self.note()
-
-    def _hurry(self) -> None:
-        self.hurry = True
 
     @property
     def name(self) -> str:
@@ -177,31 +174,15 @@ class ObjectsTopic:
     def _lag(self, now_us: int) -> dict[str, Any]:
         """Return how far the store lags: in records, about how many bytes, and seconds."""
         records = self.missing
-        if not records:
-            return {"lag_records": 0, "lag_bytes": 0, "lag_seconds": None}
         first = self.runtime.state.durable - records
         size, oldest_us = 0, 0
-        for segment in self.runtime.log.journal.segments:
-            found = _bytes_from(segment, self.id, first)
-            if found is not None:
-                size += found[0]
-                oldest_us = oldest_us or found[1]
+        for segment in self.runtime.log.journal.segments if records else ():
+            begin, end, length, time_us, _last = segment.summary(self.id) or (0, 0, 0, 0, 0)
+            if end > first:
+                size += length * (end - max(begin, first)) // (end - begin)
+                oldest_us = oldest_us or time_us
         seconds = max(now_us - oldest_us, 0) / 1e6 if oldest_us else None
         return {"lag_records": records, "lag_bytes": size, "lag_seconds": seconds}
-
-
-def _bytes_from(segment: Segment, topic: int, first: int) -> tuple[int, int] | None:
-    """Return about how many bytes a segment has from an offset on, and their first time."""
-    summary = segment.summary(topic)
-    if summary is None or summary[1] <= first:
-        return None
-    begin, end, size, time_us, _last = summary
-    if begin >= first:
-        return size, time_us
-    places = segment.live_places.get(topic)
-    if places is not None and places.count:
-        time_us = places.times[places.find(first)]
-    return size * (end - first) // (end - begin), time_us
 
 
 def _hold_control(runtime: TopicRuntime, offset: int | None) -> Control:
@@ -236,6 +217,8 @@ class Objects:
         """Topics that wait for an upload thread, or have one."""
         self._uploaders: list[threading.Thread] = []
         self._is_recovered = False
+        self._never = threading.Event()
+        """Nobody sets it: waiting for it lets time pass."""
         self._task = Task(
             "frazil-objects",
             self._round,
@@ -251,11 +234,8 @@ class Objects:
         )
         if self.settings.store != "none":
             store = open_store(self.settings, clock=engine.clock)
-            timeout_s = self.settings.retry_timeout_s
-            self.store = RetryingStore(store, timeout_s=timeout_s, clock=engine.clock)
-            self._reader_store = RetryingStore(
-                store, timeout_s=min(timeout_s, READ_TIMEOUT_S), clock=engine.clock
-            )
+            self.store = RetryingStore(store, clock=engine.clock)
+            self._reader_store = RetryingStore(store, timeout_s=READ_TIMEOUT_S, clock=engine.clock)
             self.catalog.load()
             self.source = ObjectsSource(
                 self.catalog,
@@ -406,19 +386,19 @@ class Objects:
                 self._task.run(step, work)
 
     def _is_due(self, topic: ObjectsTopic) -> bool:
-        if topic.stopped or not self.uploader.due(topic.id, is_waiting=topic.hurry):
+        is_waiting = topic.waits.is_asked()
+        if topic.stopped or not self.uploader.due(topic.id, is_waiting=is_waiting):
             return False
         if topic.picture.state.intent is not None:
             # An upload of an earlier process, or of unknown outcome.
             return True
         if topic.missing <= 0:
             return False
-        now, interval_s = self.clock.monotonic(), self.settings.interval_s
-        if topic.hurry:
-            return topic.begun_at is None or now - topic.begun_at >= self.waiting_interval_s
-        if topic.begun_at is None:
-            return now - self._opened_at >= min(GRACE_S, interval_s)
-        return now - topic.begun_at >= interval_s
+        interval_s = self.waiting_interval_s if is_waiting else self.settings.interval_s
+        since, now = topic.begun_at, self.clock.monotonic()
+        if since is None:
+            return is_waiting or now - self._opened_at >= min(GRACE_S, interval_s)
+        return now - since >= interval_s
 
     def _upload_some(self) -> None:
         while (topic := self._work.get()) is not None:
@@ -430,15 +410,13 @@ class Objects:
         """Upload the durable records of a topic, object by object."""
         with topic.uploading:
             topic.begun_at = self.clock.monotonic()
-            is_waiting, topic.hurry = topic.hurry, False
-            target = topic.runtime.state.durable
+            is_waiting, target = topic.waits.is_asked(), topic.runtime.state.durable
             while not self._task.stopping and not topic.stopped and topic.uploaded < target:
                 before = topic.uploaded
                 if not self.uploader.cycle(topic.id, is_waiting=is_waiting):
                     break
                 event("topic_uploaded", topic=topic.name, first=before, uploaded=topic.uploaded)
                 topic.note()
-            topic.hurry = topic.hurry or topic.waits.is_asked()
             self._note_trouble(topic)
 
     def _note_trouble(self, topic: ObjectsTopic) -> None:
@@ -524,7 +502,19 @@ class Objects:
         if not self._engine.threaded:
             self.run_once()
         for each, end in targets:
-            self._wait_for(each, end, deadline)
+            while each.uploaded < end and not each.waits.refusal:
+                left_s = deadline - self.clock.monotonic()
+                if left_s <= 0:
+                    break
+                self._never.wait(min(left_s, FLUSH_POLL_S))
+            if each.uploaded < end:
+                raise Unavailable(
+                    "records are not uploaded yet; they are safe here and will be",
+                    topic=each.name,
+                    uploaded=each.uploaded,
+                    durable=end,
+                    why=each.waits.refusal or each.waits.delay or "it takes longer",
+                )
         return {each.name: each.uploaded for each, _end in targets}
 
     def _chosen(self, topic: str | None) -> list[ObjectsTopic]:
@@ -537,25 +527,6 @@ class Objects:
         if not found:
             raise InvalidRequest("the topic has no objects", topic=topic)
         return found
-
-    def _wait_for(self, topic: ObjectsTopic, end: int, deadline: float) -> None:
-        reached = threading.Event()
-        part = topic.runtime.part
-        if topic.waits.watch(part, end, reached.set):
-            while not reached.is_set():
-                left = deadline - self.clock.monotonic()
-                if left <= 0:
-                    break
-                reached.wait(min(left, FLUSH_POLL_S))
-            topic.waits.forget(reached.set)
-        if topic.uploaded < end:
-            raise Unavailable(
-                "records are not uploaded yet; they are safe here and will be",
-                topic=topic.name,
-                uploaded=topic.uploaded,
-                durable=end,
-                why=topic.waits.refusal or topic.waits.delay or "it takes longer",
-            )
 
     def backup(self) -> dict[str, Any]:
         """Back the metadata up to the store now; return what the backup has, ready for JSON.
@@ -653,23 +624,18 @@ def _check_location(engine: Instance, catalog: ObjectCatalog, store: ObjectStore
     before = None if row is None else row.value.decode()
     if before == now:
         return
-    newest = [each for picture in catalog.topics().values() for each in picture.descriptors[-1:]]
-    for descriptor in sorted(newest, key=lambda each: each.created_us)[-1:]:
-        try:
-            found = store.head(descriptor.key)
-        except Unavailable:
-            if before is not None:
-                raise
-            # Nothing shows a change; the next start checks again.
-            return
-        if found is None or found.size != descriptor.size:
+    last = (each for picture in catalog.topics().values() for each in picture.descriptors[-1:])
+    newest = max(last, key=lambda each: each.created_us, default=None)
+    if newest is not None:
+        found = store.head(newest.key)
+        if found is None or found.size != newest.size:
             raise InvalidRequest(
                 "the object store lacks objects that were uploaded: set objects.store and "
                 "objects.root back, or copy all objects to the new location first",
                 setting="objects.root",
                 location=now,
                 location_before=before or "unknown",
-                key=descriptor.key,
+                key=newest.key,
             )
     requires = engine.ownership.requires()
     engine.stores.shared.commit(Transaction(puts={LOCATION_KEY: now.encode()}, requires=requires))

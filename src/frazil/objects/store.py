@@ -31,7 +31,9 @@ PIECE_BYTES_MAX: Final = 8 << 20
 """The most bytes of one upload that are in flight, and the size of its parts."""
 LIST_KEYS_MAX: Final = 1_000
 REQUESTS_MAX: Final = 16
-"""Requests under way at once; half while the store throttles."""
+"""Requests under way at once."""
+RETRY_TIMEOUT_S: Final = 120.0
+"""The deadline of a call, all its tries included."""
 RETRY_DELAY_S: Final = 0.1
 """The longest first pause before a further try; it doubles with each."""
 RETRY_DELAY_MAX_S: Final = 20.0
@@ -39,8 +41,6 @@ RETRY_RATIO: Final = 0.2
 """Further tries as a share of calls, beyond the saved budget."""
 RETRY_BUDGET_MAX: Final = 20.0
 """Further tries that can be saved up; a new store has them all."""
-HALVINGS_APART_S: Final = 1.0
-"""One storm refuses many calls at once: they halve the bound once."""
 
 _Answer = TypeVar("_Answer")
 
@@ -111,11 +111,10 @@ class RetryingStore:
 
     A deadline bounds all tries of a call. Pauses are random up to a length that doubles. Further
     tries are paid from a budget that calls fill, so that a store that is down gets few more calls
-    than one that works. The bound on calls under way is halved when the store throttles and grows
-    back with success.
+    than one that works. At most `requests_max` calls are under way.
 
     A put that is tried again may find the object of its first try: verify after a `Conflict`. A
-    stream is written again only if its pieces can be iterated twice.
+    stream is written once.
 
     Attributes:
         calls: how many calls were made.
@@ -127,7 +126,7 @@ class RetryingStore:
         self,
         store: ObjectStore,
         *,
-        timeout_s: float,
+        timeout_s: float | None = None,
         clock: Clock | None = None,
         requests_max: int = REQUESTS_MAX,
         sleep: Callable[[float], None] | None = None,
@@ -136,7 +135,7 @@ class RetryingStore:
 
         Args:
             store: is closed with this one.
-            timeout_s: the deadline of a call, all its tries included.
+            timeout_s: the deadline of a call, all its tries included; `RETRY_TIMEOUT_S` without it.
             clock: for deadlines and jitter.
             requests_max: how many calls may be under way at once.
             sleep: lets time pass; without it a pause that `close` ends.
@@ -145,28 +144,19 @@ class RetryingStore:
         self.retries = 0
         self.gave_up = 0
         self._store = store
-        self._timeout_s = timeout_s
+        self._timeout_s = RETRY_TIMEOUT_S if timeout_s is None else timeout_s
         self._clock = clock or SystemClock()
-        self._requests_max = requests_max
         self._closed = threading.Event()
         self._sleep = sleep or self._pause
-        self._state = threading.Condition()
+        self._lock = threading.Lock()
         self._budget = RETRY_BUDGET_MAX
-        self._under_way = 0
-        self._bound = float(requests_max)
-        self._halved_at = -math.inf
-
-    @property
-    def bound(self) -> int:
-        """Return how many requests may be under way now."""
-        return max(1, int(self._bound))
+        self._under_way = threading.Semaphore(requests_max)
 
     def put(self, key: str, data: Buffer) -> ObjectMeta:
         return self._retried(lambda: self._store.put(key, data))
 
     def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
-        once = iter(pieces) is pieces
-        return self._retried(lambda: self._store.put_stream(key, pieces), once=once)
+        return self._retried(lambda: self._store.put_stream(key, pieces), once=True)
 
     def get(self, key: str, *, start: int, length: int) -> bytes:
         return self._retried(lambda: self._store.get(key, start=start, length=length))
@@ -183,13 +173,11 @@ class RetryingStore:
     def close(self) -> None:
         """End all pauses, then close the store; waiting calls raise `Closed`."""
         self._closed.set()
-        with self._state:
-            self._state.notify_all()
         self._store.close()
 
     def _retried(self, call: Callable[[], _Answer], *, once: bool = False) -> _Answer:
         deadline = self._clock.monotonic() + self._timeout_s
-        with self._state:
+        with self._lock:
             self.calls += 1
             self._budget = min(RETRY_BUDGET_MAX, self._budget + RETRY_RATIO)
         tries = 0
@@ -204,7 +192,7 @@ class RetryingStore:
                 pause_s = self._pause_after(error, tries)
                 late = self._clock.monotonic() + pause_s >= deadline
                 if once or late or not self._pay():
-                    with self._state:
+                    with self._lock:
                         self.gave_up += 1
                     # Any of the tries may have written.
                     outcome = {"outcome": "unknown"} if unknown else {}
@@ -214,17 +202,10 @@ class RetryingStore:
                 if self._closed.is_set():
                     raise Closed("object store is closed") from error
             else:
-                self._succeeded()
                 return answer
 
     def _pause_after(self, error: Unavailable, tries: int) -> float:
         """Return a random pause up to a length that doubles, after the pause the store asked for."""
-        if is_throttled(error):
-            with self._state:
-                now = self._clock.monotonic()
-                if now - self._halved_at >= HALVINGS_APART_S:
-                    self._halved_at = now
-                    self._bound = max(1.0, self._bound / 2)
         longest_s = min(RETRY_DELAY_MAX_S, math.ldexp(RETRY_DELAY_S, min(tries - 1, 30)))
         chance = int.from_bytes(self._clock.random_bytes(4), "little") / 2**32
         asked = error.details.get("retry_after_ms", 0)
@@ -233,7 +214,7 @@ class RetryingStore:
 
     def _pay(self) -> bool:
         """Take one further try from the budget; tell whether there was one."""
-        with self._state:
+        with self._lock:
             if self._budget < 1:
                 return False
             self._budget -= 1
@@ -248,28 +229,15 @@ class RetryingStore:
             Unavailable: none may until the deadline.
             Closed: the store was closed meanwhile.
         """
-        with self._state:
-            while self._under_way >= self.bound and not self._closed.is_set():
-                left_s = deadline - self._clock.monotonic()
-                if left_s <= 0:
-                    raise Unavailable("too many calls of the object store are under way")
-                self._state.wait(min(left_s, 1.0))
+        left_s = max(deadline - self._clock.monotonic(), 0.0)
+        if not self._under_way.acquire(timeout=left_s):
+            raise Unavailable("too many calls of the object store are under way")
+        try:
             if self._closed.is_set():
                 raise Closed("object store is closed")
-            self._under_way += 1
-        try:
             yield
         finally:
-            with self._state:
-                self._under_way -= 1
-                self._state.notify()
-
-    def _succeeded(self) -> None:
-        """Let the bound grow by one a round of calls."""
-        with self._state:
-            if self._bound < self._requests_max:
-                self._bound = min(float(self._requests_max), self._bound + 1 / self._bound)
-                self._state.notify()
+            self._under_way.release()
 
     def _pause(self, seconds: float) -> None:
         self._closed.wait(seconds)

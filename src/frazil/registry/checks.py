@@ -79,8 +79,8 @@ class SchemaChecks:
         self.refused_total = 0
         self._queues: dict[str, _Queue] = {}
         self._size_bytes = 0
-        self._warned: dict[str, tuple[float, int]] = {}
-        """When each topic's last warning was logged, and how many records came since."""
+        self._warned: dict[str, float] = {}
+        """When each topic's last warning was logged."""
 
     def check(self, topic: str, record: Message, then: Judged) -> None:
         """Check a record of a topic with a subject; `then` is called with the result, now or later.
@@ -186,14 +186,12 @@ class SchemaChecks:
     def _warn(self, topic: str) -> None:
         """Log that a topic accepts records that do not fit; the reasons are not logged."""
         now = asyncio.get_running_loop().time()
-        logged_s, count = self._warned.get(topic, (now - WARNING_S, 0))
-        if now - logged_s < WARNING_S:
-            self._warned[topic] = (logged_s, count + 1)
+        if now - self._warned.get(topic, now - WARNING_S) < WARNING_S:
             return
-        if topic not in self._warned and len(self._warned) >= TOPICS_WARNED_MAX:
-            del self._warned[next(iter(self._warned))]
-        self._warned[topic] = (now, 0)
-        warn("schema_mismatch_taken", topic=topic, records=count + 1)
+        if len(self._warned) >= TOPICS_WARNED_MAX:
+            self._warned.clear()
+        self._warned[topic] = now
+        warn("schema_mismatch_taken", topic=topic)
 
 
 def _quick_refusal(found: IdCheck, payload: bytes) -> str | None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final
-
-import attrs
-from google.protobuf import descriptor_pb2
+from typing import Any, Final, NamedTuple
 
 from frazil.registry.kinds import SHOWN_CHARACTERS_MAX, quoted
 
@@ -29,24 +26,15 @@ _REASON_CHARACTERS_MAX: Final = 400
 _SHOWN_MAX: Final = 5
 
 
-class _Reasons:
-    """Reasons in the order in which they were found, each once and not too many."""
+def _line(path: str, text: str) -> str:
+    return f"at {quoted(path)}: {text}"[:_REASON_CHARACTERS_MAX]
 
-    def __init__(self) -> None:
-        self._found: dict[str, None] = {}
-        self._more = 0
 
-    def add(self, path: str, text: str) -> None:
-        line = f"at {quoted(path)}: {text}"[:_REASON_CHARACTERS_MAX]
-        if line in self._found:
-            return
-        if len(self._found) < REASONS_MAX:
-            self._found[line] = None
-        else:
-            self._more += 1
-
-    def lines(self) -> tuple[str, ...]:
-        return (*self._found, *((f"and {self._more} more",) if self._more else ()))
+def _lines(found: list[str]) -> tuple[str, ...]:
+    """Return the reasons in the order in which they were found, each once and not too many."""
+    lines = tuple(dict.fromkeys(found))
+    more = len(lines) - REASONS_MAX
+    return (*lines[:REASONS_MAX], f"and {more} more") if more > 0 else lines
 
 
 def _below(path: str, step: str) -> str:
@@ -62,7 +50,7 @@ def json_reasons(*, reader: Any, writer: Any, is_reader_newer: bool) -> tuple[st
 
     It goes down into the `properties` of properties. No other keyword is compared.
     """
-    reasons = _Reasons()
+    reasons: list[str] = []
     work = deque([(reader, writer, "$")])
     while work:
         ours, theirs, path = work.popleft()
@@ -71,29 +59,29 @@ def json_reasons(*, reader: Any, writer: Any, is_reader_newer: bool) -> tuple[st
         types = _json_types(theirs) - _json_types(ours)
         if "type" in ours and "type" in theirs and types:
             was, now = _joined(_json_types(theirs)), _joined(_json_types(ours))
-            reasons.add(path, f"the type is {now} for the reader, {was} for the writer")
+            reasons.append(_line(path, f"the type is {now} for the reader, {was} for the writer"))
         _compare_required(ours, theirs, path, reasons, is_reader_newer=is_reader_newer)
         known = _properties(theirs)
         for name, schema in _properties(ours).items():
             if name in known:
                 work.append((schema, known[name], _below(path, f".{name}")))
-    return reasons.lines()
+    return _lines(reasons)
 
 
 def _compare_required(
-    reader: Any, writer: Any, path: str, reasons: _Reasons, *, is_reader_newer: bool
+    reader: Any, writer: Any, path: str, reasons: list[str], *, is_reader_newer: bool
 ) -> None:
     new, latest = (reader, writer) if is_reader_newer else (writer, reader)
     before = _required(latest)
     for name in _required(new):
         if name not in before:
             was = "optional" if name in _properties(latest) else "not there"
-            reasons.add(_below(path, f".{name}"), f"the field is required, it was {was}")
+            text = f"the field is required, it was {was}"
+            reasons.append(_line(_below(path, f".{name}"), text))
     if is_reader_newer:
         kept = {*_required(new), *_properties(new)}
-        for name in before:
-            if name not in kept:
-                reasons.add(_below(path, f".{name}"), "the required field was removed")
+        gone = [_below(path, f".{name}") for name in before if name not in kept]
+        reasons += [_line(each, "the required field was removed") for each in gone]
 
 
 def _required(schema: dict[str, Any]) -> dict[str, None]:
@@ -130,8 +118,7 @@ _PROMOTIONS: Final[dict[str, frozenset[str]]] = {
 _NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
 
 
-@attrs.frozen(eq=False)
-class AvroForm:
+class AvroForm(NamedTuple):
     """A schema as fastavro parses it: the second use of a named type is its full name."""
 
     schema: Any
@@ -167,17 +154,18 @@ class _Resolution:
     def __init__(self, reader: AvroForm, writer: AvroForm) -> None:
         self._reader = reader
         self._writer = writer
-        self._reasons = _Reasons()
+        self._reasons: list[str] = []
         self._seen: set[tuple[str, str]] = set()
         self._work: deque[tuple[Any, Any, str]] = deque()
-        self._branches: dict[int, dict[str, Any]] = {}
-        """The reader's unions by identity: their branches by name."""
 
     def run(self) -> tuple[str, ...]:
         self._later(self._reader.schema, self._writer.schema, "$")
         while self._work:
             self._compare(*self._work.popleft())
-        return self._reasons.lines()
+        return _lines(self._reasons)
+
+    def _add(self, path: str, text: str) -> None:
+        self._reasons.append(_line(path, text))
 
     def _later(self, reader: Any, writer: Any, path: str) -> None:
         reader, writer = self._reader.resolved(reader), self._writer.resolved(writer)
@@ -198,7 +186,7 @@ class _Resolution:
             return
         problem = _mismatch(reader, writer)
         if problem:
-            self._reasons.add(path, problem)
+            self._add(path, problem)
         elif reader["type"] == "array":
             self._later(reader["items"], writer["items"], _below(path, "[*]"))
         elif reader["type"] == "map":
@@ -211,22 +199,18 @@ class _Resolution:
             if missing:
                 shown = ", ".join(map(quoted, missing[:_SHOWN_MAX]))
                 text = f"the reader's {_label(reader)} lacks symbols and a default: {shown}"
-                self._reasons.add(path, text)
+                self._add(path, text)
 
     def _choose(self, union: list[Any], writer: Any, path: str) -> None:
         """Compare with the union's branch that takes the type: the same type first, then any."""
-        # A union may have thousands of branches, and be met as often.
-        names = self._branches.get(id(union))
-        if names is None:
-            names = {avro_name(branch): self._reader.resolved(branch) for branch in union}
-            self._branches[id(union)] = names
+        names = {avro_name(branch): self._reader.resolved(branch) for branch in union}
         fitting = names.get(avro_name(writer))
         if fitting is None or _mismatch(fitting, writer):
             fitting = next((each for each in names.values() if not _mismatch(each, writer)), None)
         if fitting is None:
             shown = ", ".join(_label(each) for each in list(names.values())[:_SHOWN_MAX])
             text = f"no branch of the reader's union of {shown} reads {_label(writer)}"
-            self._reasons.add(path, text)
+            self._add(path, text)
         else:
             self._later(fitting, writer, path)
 
@@ -239,7 +223,7 @@ class _Resolution:
             if source is not None:
                 self._later(field["type"], source["type"], place)
             elif "default" not in field:
-                self._reasons.add(place, "the writer has no such field and it has no default")
+                self._add(place, "the writer has no such field and it has no default")
 
 
 def _label(schema: Any) -> str:
@@ -294,8 +278,7 @@ _FAMILIES: Final = {
 """Types that are read as each other; every other type only as itself."""
 
 
-@attrs.frozen(eq=False)
-class ProtobufForm:
+class ProtobufForm(NamedTuple):
     """The message that payloads are, and all messages by their full names, as descriptors."""
 
     root: Any
@@ -320,7 +303,8 @@ def protobuf_reasons(
 
     The roots are compared, and each message that both have: another one may be sent, too.
     """
-    reasons = _Reasons()
+    del is_reader_newer  # The rule is the same in both directions.
+    reasons: list[str] = []
     work = deque([(reader.root, writer.root)])
     shared = (name for name in writer.messages if name in reader.messages)
     work.extend((reader.messages[name], writer.messages[name]) for name in shared)
@@ -334,22 +318,15 @@ def protobuf_reasons(
         for number, field in ours.fields_by_number.items():
             source = theirs.fields_by_number.get(number)
             place = f"{ours.full_name}.{field.name}"
-            if source is not None:
-                problem = _field_problem(field, source, is_reader_newer=is_reader_newer)
-                if problem:
-                    reasons.add(place, f"number {number} {problem}")
-                elif _kind(field) == _kind(source) == "message":
-                    work.append((field.message_type, source.message_type))
+            problem = "" if source is None else _field_problem(field, source)
+            if problem:
+                reasons.append(_line(place, f"number {number} {problem}"))
+            elif source is not None and _kind(field) == _kind(source) == "message":
+                work.append((field.message_type, source.message_type))
             if field.is_required and not (source is not None and source.is_required):
-                reasons.add(place, f"number {number} is required, the writer may omit it")
-        _compare_oneofs(ours, theirs, reasons)
-        new, old = (ours, theirs) if is_reader_newer else (theirs, ours)
-        reserved = _reserved(old)
-        for number, field in new.fields_by_number.items():
-            if any(start <= number < end for start, end in reserved):
-                place = f"{new.full_name}.{field.name}"
-                reasons.add(place, f"number {number} was reserved and is used again")
-    return reasons.lines()
+                text = f"number {number} is required, the writer may omit it"
+                reasons.append(_line(place, text))
+    return _lines(reasons)
 
 
 def _kind(field: Any) -> str:
@@ -361,7 +338,7 @@ def _shown(field: Any) -> str:
     return f"{_kind(field)} {quoted(named.full_name)}" if named else _kind(field)
 
 
-def _field_problem(reader: Any, writer: Any, *, is_reader_newer: bool) -> str:
+def _field_problem(reader: Any, writer: Any) -> str:
     """Return why a field does not read the writer's of the same number, empty if it does."""
     ours, theirs = _kind(reader), _kind(writer)
     is_same = ours == theirs or (ours in _FAMILIES and _FAMILIES[ours] == _FAMILIES.get(theirs))
@@ -369,33 +346,4 @@ def _field_problem(reader: Any, writer: Any, *, is_reader_newer: bool) -> str:
         return f"is {_shown(reader)}, the writer's '{quoted(writer.name)}' of {_shown(writer)}"
     if writer.is_packed and not reader.is_repeated:
         return "is one value, the writer packs many"
-    # An open enum keeps a number that is new to it; one that was removed is an oversight.
-    if ours == theirs == "enum" and (reader.enum_type.is_closed or is_reader_newer):
-        known = reader.enum_type.values_by_number
-        for number, value in writer.enum_type.values_by_number.items():
-            if number not in known:
-                name = quoted(reader.enum_type.full_name)
-                return f"is of enum {name}, which has no value {number} ({quoted(value.name)})"
     return ""
-
-
-def _compare_oneofs(reader: Any, writer: Any, reasons: _Reasons) -> None:
-    """Fields that the writer may set together must not push each other out in the reader."""
-    for oneof in reader.oneofs:
-        fields = [each for each in oneof.fields if each.number in writer.fields_by_number]
-        sources = {
-            each.containing_oneof.full_name if each.containing_oneof else None
-            for each in (writer.fields_by_number[field.number] for field in fields)
-        }
-        if len(fields) > 1 and (None in sources or len(sources) > 1):
-            names = ", ".join(quoted(field.name) for field in fields[:_SHOWN_MAX])
-            reasons.add(
-                reader.full_name, f"fields share a oneof that the writer may set together: {names}"
-            )
-
-
-def _reserved(message: Any) -> list[tuple[int, int]]:
-    """Return the reserved ranges of numbers, each without its end."""
-    copy = descriptor_pb2.DescriptorProto()
-    message.CopyToProto(copy)
-    return [(each.start, each.end) for each in copy.reserved_range]

@@ -8,7 +8,6 @@ alone: the same entries make the same registry, in any order of keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -193,17 +192,6 @@ class Registry:
     _schema_id_next: int = attrs.field(default=1, init=False)
 
     # -- state -----------------------------------------------------------------------------------
-
-    def to_states(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the entries that make an equal registry."""
-        if self._schema_id_next > 1:
-            yield entries.IDS_KEY, entries.encode(IdsEntry(self._schema_id_next))
-        for name, subject in sorted(self._subjects.items()):
-            yield entries.subject_key(name), entries.encode(subject.entry)
-            for version, found in sorted(subject.versions.items()):
-                yield entries.version_key(name, version), entries.encode(found)
-        for name, topic in sorted(self.topics.items()):
-            yield entries.topic_key(name), entries.encode(topic)
 
     def apply(self, key: str, value: bytes | None) -> None:
         """Apply one durable entry (None: deleted); again it changes nothing.

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from frazil.errors import FrazilError, Overloaded
+from frazil.errors import Overloaded
 from frazil.registry import entries
 from frazil.registry.kinds import PLAIN, check_subject, compatibility_mode, schema_type
 from frazil.registry.registry import (
@@ -52,12 +52,11 @@ class SchemaStore:
         self.registry = Registry()
         """What is durable, to be read. Replaced by a new one if a change was written in part."""
         self._sizes: dict[str, int] = {}
-        self._size_bytes = 0
         self._load(states.items(StateTag.SCHEMA))
 
     def stats(self) -> dict[str, int]:
         """Return how much there is, and the room that its entries take."""
-        return {**self.registry.counts(), "stored_bytes": self._size_bytes}
+        return {**self.registry.counts(), "stored_bytes": sum(self._sizes.values())}
 
     async def register(self, new: NewSchema) -> Registered:
         """Register a version of a subject; a definition that it has already is that version.
@@ -173,10 +172,9 @@ class SchemaStore:
             await self._write(planned.changes)
         reply = self.registry.commit(planned)
         for change in planned.changes:
-            self._size_bytes -= self._sizes.pop(change.key, 0)
+            self._sizes.pop(change.key, None)
             if change.value is not None:
-                self._sizes[change.key] = size = len(change.key) + len(change.value)
-                self._size_bytes += size
+                self._sizes[change.key] = len(change.key) + len(change.value)
         return reply
 
     def _load(self, stored: dict[str, bytes]) -> None:
@@ -185,7 +183,6 @@ class SchemaStore:
             registry.apply(key, value)
         self.registry = registry
         self._sizes = {key: len(key) + len(value) for key, value in stored.items()}
-        self._size_bytes = sum(self._sizes.values())
         self._is_stale = False
 
     async def _reload(self) -> None:
@@ -194,32 +191,23 @@ class SchemaStore:
     def _check_room(self, changes: Sequence[Change]) -> None:
         added = sum(len(key) + len(value) for key, value in changes if value is not None)
         freed = sum(self._sizes.get(key, 0) for key, _ in changes)
-        total = self._size_bytes + added - freed
-        if added > freed and total > BYTES_MAX:
+        if added > freed and sum(self._sizes.values()) + added - freed > BYTES_MAX:
             raise Overloaded(
                 "the schemas take too much room, delete some versions",
                 bytes_max=BYTES_MAX,
             )
 
     async def _write(self, changes: Sequence[Change]) -> None:
-        """Return when all changes are durable.
+        """Return when all changes are durable, in their order.
 
         Raises:
-            FrazilError: if one is not. Others may be, so the entries of the log are read again.
+            FrazilError: if one is not. It may be later, so the entries of the log are read again.
         """
-        loop = asyncio.get_running_loop()
-        waiting: list[asyncio.Future[Any]] = []
-        refusal: BaseException | None = None
         try:
             for key, value in changes:
-                future = loop.create_future()
+                future = asyncio.get_running_loop().create_future()
                 self._states.submit(StateTag.SCHEMA, key, value, future)
-                waiting.append(future)
-        except FrazilError as error:
-            refusal = error
-        results = await asyncio.gather(*waiting, return_exceptions=True)
-        errors = [result for result in results if isinstance(result, BaseException)]
-        refusal = errors[0] if errors else refusal
-        if refusal is not None:
+                await future
+        except BaseException:
             self._is_stale = True
-            raise refusal
+            raise

@@ -108,25 +108,7 @@ def take_answers(data: bytearray) -> list[Answer]:
     return found
 
 
-class _Cache:
-    """Definitions by key; all are dropped when they are too many."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, Definition] = {}
-        self._bytes = 0
-
-    def get(self, key: str) -> Definition | None:
-        return self._found.get(key)
-
-    def add(self, key: str, definition: Definition, size: int) -> None:
-        if len(self._found) >= CACHED_MAX or self._bytes + size > CACHED_BYTES_MAX:
-            self._found.clear()
-            self._bytes = 0
-        self._found[key] = definition
-        self._bytes += size
-
-
-def _answers_to(request: Request, cache: _Cache) -> Iterator[Answer]:
+def _answers_to(request: Request, cache: dict[str, tuple[Definition, int]]) -> Iterator[Answer]:
     from frazil.registry import definitions  # has the libraries
 
     _limit_cpu(READ_CPU_S)
@@ -140,10 +122,13 @@ def _answers_to(request: Request, cache: _Cache) -> Iterator[Answer]:
             latest = definitions.read_definition(request.type, request.latest)
             yield Answer(reasons=definitions.compare(latest, new, request.mode), is_last=True)
             return
-        known = cache.get(request.key)
+        known, _size = cache.get(request.key, (None, 0))
         if known is None and request.definition:
             known = definitions.read_definition(request.type, request.definition)
-            cache.add(request.key, known, len(request.definition))
+            held = sum(size for _definition, size in cache.values())
+            if len(cache) >= CACHED_MAX or held + len(request.definition) > CACHED_BYTES_MAX:
+                cache.clear()
+            cache[request.key] = known, len(request.definition)
     except definitions.Invalid as error:
         # One payload is answered; the next one of the definition has the same answer.
         yield Answer(refusal=str(error), is_last=True)
@@ -168,7 +153,7 @@ def _limit_cpu(seconds: float) -> None:
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    cache = _Cache()
+    cache: dict[str, tuple[Definition, int]] = {}
     while True:
         head = requests.read(_LENGTH.size)
         if len(head) < _LENGTH.size:

@@ -12,6 +12,7 @@ from frazil.fs import RealFileSystem
 from frazil.log import format as frame_format
 from frazil.objects import format as object_format
 from tests.integration.engine.opening import small_settings
+from tests.support.objects_limits import set_objects_limits
 
 WAIT_S = 60
 
@@ -24,14 +25,13 @@ def wait_until(condition, what="it did not come to pass"):
         time.sleep(0.01)
 
 
-def open_with_objects(path, *, objects=None, **settings):
+def open_with_objects(path, *, objects=None, retry_s=0.5, ack_s=WAIT_S, **settings):
     """Open an engine in `path/data` whose objects go to `path/store`."""
+    set_objects_limits(retry_s=retry_s, ack_s=ack_s)
     own = {
         "store": "fs",
         "root": str(path / "store"),
         "interval_s": 0.05,
-        "retry_timeout_s": 0.5,
-        "ack_timeout_s": WAIT_S,
         **(objects or {}),
     }
     whole = small_settings(path / "data", **settings)

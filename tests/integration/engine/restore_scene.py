@@ -15,8 +15,6 @@ SMALL = {
     "log.free_bytes_min": 0,
     "log.free_ratio_min": 0.0,
     "objects.interval_s": "1h",
-    "objects.backup_interval_s": "1h",
-    "objects.ack_timeout_s": "60s",
 }
 """Little data reaches every limit, and nothing is uploaded that no test asks for."""
 

@@ -16,7 +16,7 @@ from frazil.errors import Closed, Conflict, FrazilError, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.metadata import LEASE, Transaction, entries
 from frazil.metadata.etcd import EtcdStore
-from tests.integration.engine.objects_world import WAIT_S, registered, wait_until
+from tests.integration.engine.objects_world import registered, wait_until
 from tests.integration.engine.opening import small_settings
 from tests.servers.etcd import EtcdServer, need_etcd
 
@@ -43,7 +43,6 @@ def opened(tmp_path, etcd):
             "store": "fs",
             "root": str(tmp_path / "store"),
             "interval_s": 0.05,
-            "ack_timeout_s": WAIT_S,
             **objects,
         }
         changes = {

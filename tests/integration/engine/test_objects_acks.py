@@ -115,8 +115,7 @@ def test_waiting_publishers_cause_at_most_one_upload_a_second(tmp_path):
 
 def test_a_store_that_is_away_is_told(tmp_path):
     """The record is fsynced and visible, the error says so, and it is uploaded when it can be."""
-    options = {"ack_timeout_s": 1.0, "retry_timeout_s": 0.1}
-    with open_with_objects(tmp_path, objects=options) as db:
+    with open_with_objects(tmp_path, retry_s=0.1, ack_s=1.0) as db:
         topic = db.create_topic("away")
         topic.append(b"there", ack="uploaded")
         shutil.move(tmp_path / "store", tmp_path / "elsewhere")
@@ -143,7 +142,7 @@ def test_a_trouble_is_told_once_however_often_it_is_met(tmp_path, caplog, begun)
 
     Also if an upload of the topic's own was begun before, which has to be settled first.
     """
-    with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.0}) as db:
+    with open_with_objects(tmp_path, retry_s=0.0) as db:
         topic = db.create_topic("away")
         topic.append(b"there", ack="uploaded")
         (place,) = (tmp_path / "store").iterdir()
@@ -169,7 +168,7 @@ def test_levels_that_a_topic_lacks_are_refused(tmp_path):
 
 def test_a_closing_engine_leaves_nobody_waiting(tmp_path):
     """Who waits for a store that does not answer is told when the engine closes."""
-    db = open_with_objects(tmp_path, objects={"retry_timeout_s": 0.1, "ack_timeout_s": 600})
+    db = open_with_objects(tmp_path, retry_s=0.1, ack_s=600)
     topic = db.create_topic("closing")
     (tmp_path / "store").mkdir(exist_ok=True)
     shutil.rmtree(tmp_path / "store")
@@ -193,7 +192,7 @@ def test_a_closing_engine_leaves_nobody_waiting(tmp_path):
 
 def test_who_waits_is_told_that_the_record_is_written_though_uploads_end(tmp_path):
     """A topic that is uploaded no more: the record is fsynced, and the error says so."""
-    with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.1}) as db:
+    with open_with_objects(tmp_path, retry_s=0.1) as db:
         topic = db.create_topic("ended")
         topic.append(b"there", ack="uploaded")
         shutil.move(tmp_path / "store", tmp_path / "elsewhere")

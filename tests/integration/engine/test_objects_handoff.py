@@ -32,7 +32,6 @@ SMALL = {
     "memory.flush_offsets": 3_000,
     "objects.interval_s": 0.05,
     "objects.object_bytes_max": "512KiB",
-    "objects.request_timeout_s": 5,
 }
 
 

@@ -22,8 +22,6 @@ from tests.integration.engine.objects_world import (
 )
 from tests.integration.engine.opening import payloads_of, rotate, rows_of
 
-AWAY = {"retry_timeout_s": 0.0}
-
 
 def take_away(tmp_path):
     """Put a file where the store should be."""
@@ -93,7 +91,7 @@ def published(db, kind, chance):
 def test_what_only_files_have_is_framed_again(tmp_path, kind):
     """Records, offsets, times, operations, columns and producer runs are those of the log."""
     disk = {"log_keep_s": 0}
-    with open_with_objects(tmp_path, objects=AWAY, disk=disk, segment_bytes_max=64 << 10) as db:
+    with open_with_objects(tmp_path, retry_s=0.0, disk=disk, segment_bytes_max=64 << 10) as db:
         take_away(tmp_path)
         topic = published(db, kind, random.Random(kind))
         topic_id, end = topic.runtime.state.id, topic.runtime.state.durable
@@ -161,7 +159,7 @@ def test_rows_of_keys_stay_at_hand(tmp_path):
 def test_nothing_goes_before_it_is_uploaded(tmp_path):
     """Retention that is long over keeps what the store lacks; then it goes, and objects have it."""
     disk = {"log_keep_s": 0}
-    with open_with_objects(tmp_path, objects=AWAY, disk=disk, segment_bytes_max=64 << 10) as db:
+    with open_with_objects(tmp_path, retry_s=0.0, disk=disk, segment_bytes_max=64 << 10) as db:
         topic = db.create_topic("kept", retention_age="0s")
         for number in range(50):
             topic.append(b"%d" % number)
@@ -191,7 +189,7 @@ def test_nothing_goes_before_it_is_uploaded(tmp_path):
 
 def test_a_quota_fills_while_the_store_is_away(tmp_path):
     """The topic refuses to publish and says why; it goes on when the store has what it held."""
-    with open_with_objects(tmp_path, objects=AWAY, retention_check_s=0.05) as db:
+    with open_with_objects(tmp_path, retry_s=0.0, retention_check_s=0.05) as db:
         take_away(tmp_path)
         full = db.create_topic("full", retention_bytes=20_000)
         other = db.create_topic("other", retention_bytes=1_000_000)
@@ -218,7 +216,7 @@ def test_a_quota_fills_while_the_store_is_away(tmp_path):
 
 def test_expired_records_are_a_gap_in_objects(tmp_path):
     """A topic that gives up its oldest at the quota has the gap in its objects, and no hole."""
-    with open_with_objects(tmp_path, objects=AWAY, segment_bytes_max=64 << 10) as db:
+    with open_with_objects(tmp_path, retry_s=0.0, segment_bytes_max=64 << 10) as db:
         take_away(tmp_path)
         topic = db.create_topic("gap", retention_bytes=80_000, on_full="expire")
         for number in range(300):
@@ -299,7 +297,7 @@ def test_a_time_in_the_past_is_found_in_objects(tmp_path):
 
 def test_damage_in_the_log_is_passed_over_where_files_have_the_records(tmp_path):
     """Frames that rotted before they were uploaded are made again from files."""
-    with open_with_objects(tmp_path, objects=AWAY, segment_bytes_max=64 << 10) as db:
+    with open_with_objects(tmp_path, retry_s=0.0, segment_bytes_max=64 << 10) as db:
         take_away(tmp_path)
         topic = db.create_topic("rotten")
         for number in range(30):

@@ -7,8 +7,6 @@ import shutil
 import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
-from frazil.metadata import Transaction
-from frazil.objects import LOCATION_KEY
 from tests.integration.engine.objects_world import open_with_objects, stored
 from tests.integration.engine.test_objects_moves import payloads_of
 
@@ -62,18 +60,6 @@ NOBODY = {
     "secret_key": "b",
 }
 """A store that does not answer."""
-
-
-def test_a_store_that_is_away_does_not_keep_an_old_directory_closed(tmp_path):
-    """Metadata that do not say where objects lie are believed until the store can be asked."""
-    fill(tmp_path)
-    with open_with_objects(tmp_path) as db:
-        db.stores.shared.commit(Transaction(deletes=(LOCATION_KEY,)))
-    with open_with_objects(tmp_path, objects=NOBODY) as db:
-        assert db.stores.shared.get(LOCATION_KEY) is None
-        assert payloads_of(db.topic("t")) == [b"a", b"b"]
-    with open_with_objects(tmp_path) as db:
-        assert db.stores.shared.get(LOCATION_KEY).value.decode().endswith("/store")
 
 
 def test_a_changed_place_waits_for_its_store(tmp_path):

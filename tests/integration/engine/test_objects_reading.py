@@ -14,6 +14,7 @@ from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.objects import Fetcher
 from tests.servers.seaweed import SeaweedServer
 from tests.support.log_limits import set_log_limits
+from tests.support.objects_limits import set_objects_limits
 
 pytestmark = pytest.mark.integration
 
@@ -31,12 +32,12 @@ SMALL = {
     "memory.enabled": False,
     "objects.store": "fs",
     "objects.object_bytes_max": "1MiB",
-    "objects.retry_timeout_s": 0,
 }
 
 
 @pytest.fixture
 def place(tmp_path):
+    set_objects_limits(retry_s=0)
     set_log_limits(retention_check_s=0.05)
     return {**SMALL, "objects.root": str(tmp_path / "objects")}
 
@@ -182,7 +183,8 @@ def test_the_copy_at_hand_is_preferred(filled, tmp_path):
 def test_a_store_that_is_down_is_unavailable_and_comes_back(tmp_path):
     """Old reads say when to try again; when the store is back they go on, without a restart."""
     with SeaweedServer(tmp_path / "seaweed") as server:
-        settings = {**SMALL, **server.settings(), "objects.request_timeout_s": 5}
+        set_objects_limits(retry_s=0, request_s=5)
+        settings = {**SMALL, **server.settings()}
         with frazil.open(tmp_path / "data", **settings) as db:
             topic = fill(db)
             server.kill()

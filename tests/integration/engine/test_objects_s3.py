@@ -15,6 +15,7 @@ from frazil.fs import RealFileSystem
 from tests.integration.engine.objects_world import registered, uploaded_rows, wait_until
 from tests.integration.engine.opening import payloads_of
 from tests.servers.seaweed import SeaweedServer
+from tests.support.objects_limits import set_objects_limits
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -26,15 +27,14 @@ def server(tmp_path_factory):
         yield running
 
 
-def opened(path, server, **changes):
+def opened(path, server, *, ack_s=60, **changes):
     """Open an engine whose objects are in the server, in a root of its own."""
+    set_objects_limits(retry_s=1.0, request_s=5.0, ack_s=ack_s)
     overrides = server.settings(
         **{
             "data_dir": str(path),
             "objects.root": f"s3://frazil-test/{path.name}",
             "objects.interval_s": 0.1,
-            "objects.retry_timeout_s": 1.0,
-            "objects.request_timeout_s": 5.0,
             "log.ballast_bytes": 0,
             **changes,
         }
@@ -105,7 +105,7 @@ class Load:
 
 def test_a_server_that_dies_under_load_loses_and_doubles_nothing(tmp_path, server):
     """Publishing goes on; late acks are told as fsynced; afterwards objects have every record."""
-    with opened(tmp_path, server, **{"objects.ack_timeout_s": 2.0}) as db:
+    with opened(tmp_path, server, ack_s=2.0) as db:
         topics = [db.create_topic(f"t{number}") for number in range(3)]
         with Load(topics) as load:
             wait_until(load.grown(20), "nothing was uploaded")

@@ -143,7 +143,7 @@ def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
 
 def test_a_failed_upload_is_counted_once(tmp_path):
     """`failures` is how often an upload was given up, by topic and in all."""
-    with open_with_objects(tmp_path, objects={"retry_timeout_s": 0.0}) as db:
+    with open_with_objects(tmp_path, retry_s=0.0) as db:
         (tmp_path / "store").mkdir(exist_ok=True)
         (tmp_path / "store" / db.log.journal.journal_id.hex()).write_bytes(b"no directory")
         topic = db.create_topic("bad")

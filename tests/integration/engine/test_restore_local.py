@@ -12,6 +12,7 @@ from frazil.log import format as fmt
 from frazil.topic import StateTag
 from tests.integration.engine.opening import payloads_of, rows_of
 from tests.integration.engine.restore_scene import Scene, restored
+from tests.support.objects_limits import set_objects_limits
 
 
 @pytest.fixture
@@ -160,7 +161,8 @@ def test_the_engine_makes_backups_by_itself(tmp_path):
     """One is there soon after a start; old ones go, the newest stay."""
     from tests.integration.engine.objects_world import wait_until
 
-    with contextlib.closing(Scene(tmp_path, **{"objects.backup_interval_s": 0.1})) as scene:
+    set_objects_limits(backup_s=0.1)
+    with contextlib.closing(Scene(tmp_path)) as scene:
         topic = scene.engine.create_topic("events")
         folder = scene.path / "store" / scene.engine.log.journal.journal_id.hex() / "backup"
 

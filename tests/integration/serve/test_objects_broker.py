@@ -24,8 +24,6 @@ SECONDS_MAX = 120
 SETTINGS = {
     "objects.interval_s": 0.2,
     "objects.object_bytes_max": "1MiB",
-    "objects.request_timeout_s": 5,
-    "objects.retry_timeout_s": 1,
 }
 # More than readers fetch ahead and keep: an outage is noticed.
 PAYLOADS = [b"%d:" % number + b"x" * 50_000 for number in range(RECORDS)]

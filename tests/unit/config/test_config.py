@@ -210,20 +210,6 @@ def test_a_wrong_choice_names_the_nearest():
         ({"log.queue_bytes_max": "9MiB"}, "log.queue_bytes_max", "log.write_bytes_max"),
         ({"objects.store": "s3"}, "objects.root", "objects.store"),
         ({"objects.access_key": "k"}, "objects.access_key", "objects.secret_key"),
-        (
-            {
-                "objects.access_key": "k",
-                "objects.secret_key": "s",
-                "objects.anonymous": True,
-            },
-            "objects.anonymous",
-            "objects.access_key",
-        ),
-        (
-            {"objects.credentials": "{}", "objects.anonymous": True},
-            "objects.anonymous",
-            "objects.credentials",
-        ),
         ({"topics.message_bytes_max": "11MiB"}, "topics.message_bytes_max", "log.write_bytes_max"),
         ({"log.sync_interval_s": 0}, "log.sync_interval_s", "log.sync"),
         ({"memory.budget_bytes": "9MiB"}, "memory.budget_bytes", "log.write_bytes_max"),

@@ -18,7 +18,7 @@ PAIR = {"objects.access_key": "AKIA-open-sesame", "objects.secret_key": "open-se
 
 def test_every_key_that_opens_a_store_is_a_secret():
     """No credential can be declared as a plain text by mistake."""
-    words = ("access_key", "secret_key", "session_token", "account_key", "objects.credentials")
+    words = ("access_key", "secret_key", "account_key", "objects.credentials")
     named = {info.path for info in describe() if info.path.endswith(words)}
     assert named
     assert named <= set(SECRETS)
@@ -109,11 +109,3 @@ def test_retention_can_be_switched_off_again():
         load_settings(environment={"FRAZIL_OBJECTS__RETENTION_AGE_S": "3d"}).objects.retention_age_s
         == 3 * 86_400
     )
-
-
-def test_objects_that_are_just_being_registered_are_in_no_danger():
-    """The grace of what nothing knows cannot be shorter than an upload may take to be known."""
-    with pytest.raises(InvalidRequest, match="collect_grace_s"):
-        load_settings(environment={}, overrides={"objects.collect_grace_s": 0})
-    settings = load_settings(environment={}, overrides={"objects.collect_grace_s": "1h"})
-    assert settings.objects.collect_grace_s == 3600
