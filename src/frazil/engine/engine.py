@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from frazil.log import HistorySource
     from frazil.model import PartitionField
     from frazil.query import QueryEngine, Result
     from frazil.schema import Change
@@ -617,13 +616,6 @@ class Engine(Registry):
             self._query_engine.cancel_all("memory is short, publishes come first")
 
     # -- facts ----------------------------------------------------------------------------------------
-
-    def add_source(self, source: HistorySource) -> None:
-        """Put a history source before the log: readers take from it what the log gave up."""
-        with self._control:
-            self._sources.insert(0, source)
-            for runtime in self._topics.values():
-                self._chain(runtime)
 
     def describe(self, name: str) -> dict[str, Any]:
         """Return everything that is known about a topic, ready for JSON."""
