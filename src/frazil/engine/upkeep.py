@@ -29,7 +29,7 @@ from frazil.tiers import on_full_of, quota_of
 from frazil.topic import NotStored
 
 if TYPE_CHECKING:
-    from frazil.engine.registry import Registry
+    from frazil.engine.engine import Engine
     from frazil.log import Segment, TopicState
     from frazil.topic import TopicRuntime
 
@@ -47,7 +47,7 @@ class Upkeep:
     `stats`. What is decided about holds and definitions is decided under the engine's control lock.
     """
 
-    def __init__(self, engine: Registry, *, threads: bool) -> None:
+    def __init__(self, engine: Engine, *, threads: bool) -> None:
         self._engine = engine
         self._settings = engine.settings.log
         self._threads = threads
