@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.log_limits import set_log_limits
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.tier_limits import set_tier_limits
 
@@ -44,10 +45,11 @@ PROCESSES = "tests/integration/serve/test_protocol_"
 
 
 @pytest.fixture(autouse=True)
-def _default_tier_limits():
-    """Set the constants of the tiers back after a test that made them smaller."""
+def _default_limits():
+    """Set the constants of the tiers and the log back after a test that made them smaller."""
     yield
     set_tier_limits()
+    set_log_limits()
 
 
 class FewSessions(LoadScopeScheduling):

@@ -17,7 +17,6 @@ SMALL = {
     "log.segment_bytes_max": "1200KiB",
     "log.write_bytes_max": "150KiB",
     "topics.message_bytes_max": "100KiB",
-    "log.prefill_bytes": 0,
     "log.ballast_bytes": 0,
 }
 

@@ -119,7 +119,7 @@ def test_upgrading_before_writing_equals_reading_after(operations, steps):
     """A change that waits while the columns change is stored as its old frame would be read."""
     codec, schema = topic_codec(COLUMNS, KEY)
     changes = prepared(codec, operations)
-    bulk = codec.columns.keyed.bulk
+    bulk = codec.columns.keyed.arrow
     old = codec.columns.keyed.changes
     rows = [
         dict(zip(codec.batch_schema.names, (*c.values, c.op, c.present), strict=True))
@@ -132,7 +132,7 @@ def test_upgrading_before_writing_equals_reading_after(operations, steps):
     current, fresh = old.upgraded(changes, many=True)
     count = len(changes)
     assert codec.decode(frame_of(current.encode(fresh), count=count, version=2)).equals(expected)
-    data = bulk.codec().upgraded(payload, many=True)[1]
+    data = bulk.fresh().upgraded(payload, many=True)[1]
     assert codec.decode(frame_of(data, count=count, version=2)).equals(expected)
 
 

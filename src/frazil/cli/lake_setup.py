@@ -43,11 +43,10 @@ def setup(
     The size is printed first. Mirrors and proxies are set in lake.spark.conf. A second call has
     nothing to do.
     """
-    from frazil.lake import jars_directory, jars_of, kinds_for, prepare, take_jars
+    from frazil.lake import jars_directory, prepare, take_jars
 
     session = session_of(context)
     settings = session.settings()
-    kinds = kinds_for(settings.lake.catalog.kind, settings.lake.warehouse)
     directory = jars_directory(settings, os.environ)
     java = None
     taken = 0
@@ -64,8 +63,12 @@ def setup(
             bar.update(task, completed=done, total=total)
 
         if jars is not None:
-            announce(jars_of(kinds), f"copying from {jars}")
-            paths = take_jars(settings, os.path.abspath(jars), progress=progress)
+            paths = take_jars(
+                settings,
+                jars,
+                announce=lambda missing: announce(missing, f"copying from {jars}"),
+                progress=progress,
+            )
         else:
             java, paths = prepare(settings, announce=announce, progress=progress)
     for each in java.notes if java is not None else ():

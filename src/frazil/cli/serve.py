@@ -90,7 +90,6 @@ def serve(
     given = {
         "serve.host": host,
         "serve.admin_host": host,
-        "serve.http_host": host,
         "serve.port": port,
         "serve.admin_port": admin_port,
         "serve.http_port": http_port,

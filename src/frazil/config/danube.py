@@ -106,12 +106,9 @@ _PERIODIC: Final = ("log.sync", "periodic")
 _WAL_CLOUD: Final = {
     "wal.dir": _same("data_dir"),
     "wal.file_sync.interval_ms": _times("log.sync_interval_s", 0.001, _PERIODIC),
-    "wal.file_sync.max_batch_bytes": _same("log.sync_bytes_max", _PERIODIC),
     "wal.rotation.max_bytes": _same("log.segment_bytes_max"),
-    "wal.rotation.max_hours": _times("log.segment_age_max_s", 3600),
     "wal.retention.time_minutes": _times("log.retention_age_s", 60),
     "wal.retention.size_mb": _times("log.retention_bytes", _MIB),
-    "wal.retention.check_interval_minutes": _times("log.retention_check_s", 60),
     "uploader.enabled": _same("objects.default"),
     "uploader.interval_seconds": _times("objects.interval_s", 1),
     "uploader.max_object_mb": _times("objects.object_bytes_max", _MIB),
@@ -161,22 +158,13 @@ _ICEBERG: Final = {
     "wal.base_path": _same("data_dir"),
     "wal.max_file_size": _same("log.segment_bytes_max"),
     "wal.sync_mode": Rule("log.sync", _sync_mode),
-    "writer.batch_size": _same("lake.writer.batch_size"),
     "writer.flush_interval_ms": _times("lake.writer.flush_interval", 0.001),
-    "writer.max_memory_bytes": _same("lake.writer.max_memory_bytes"),
 }
-
-
-def _namespaces(value: object) -> Mapping[str, object]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise InvalidRequest("is not a list of names, set it by hand")
-    return {"serve.bootstrap_namespaces": ",".join(value)}
 
 
 RULES: Final[Mapping[str, Rule]] = {
     **{f"{WAL_CLOUD}.{key}": rule for key, rule in _WAL_CLOUD.items()},
     **{f"{ICEBERG}.{key}": rule for key, rule in _ICEBERG.items()},
-    "bootstrap_namespaces": Rule("serve.bootstrap_namespaces", _namespaces),
     "storage.type": Rule(
         "lake.default", lambda value: {"lake.default": True} if value == "iceberg" else {}
     ),
@@ -184,15 +172,25 @@ RULES: Final[Mapping[str, Rule]] = {
 """The keys that become settings, whatever else the file says."""
 
 DROPPED: Final[Mapping[str, str]] = {
+    "bootstrap_namespaces": (
+        "namespaces are made with CreateNamespace; default and system are always there"
+    ),
     f"{WAL_CLOUD}.wal.file_name": "segments of the log are named by their numbers",
     f"{WAL_CLOUD}.wal.cache_capacity": (
         "counts messages of each topic; memory.budget_bytes bounds the bytes of all topics"
     ),
+    f"{WAL_CLOUD}.wal.file_sync.max_batch_bytes": (
+        "the periodic mode also syncs after each 10 MB that were written"
+    ),
+    f"{WAL_CLOUD}.wal.rotation.max_hours": "a segment of the log is rotated after an hour",
+    f"{WAL_CLOUD}.wal.retention.check_interval_minutes": "retention is checked once a minute",
     f"{WAL_CLOUD}.cloud.project": "a bucket is found without its project",
     f"{WAL_CLOUD}.uploader.root_prefix": (
         "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
         "metadata.etcd.prefix"
     ),
+    f"{ICEBERG}.writer.batch_size": "Spark reads 10,000 rows at a time",
+    f"{ICEBERG}.writer.max_memory_bytes": "writers take a quarter of lake.worker.heap_bytes",
     f"{ICEBERG}.reader.poll_interval_ms": "readers are told of new records, nothing is polled",
     f"{ICEBERG}.reader.max_concurrent_reads": ("requests to a store are bounded together, at 16"),
     f"{ICEBERG}.reader.prefetch_size": (

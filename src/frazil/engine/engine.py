@@ -112,10 +112,7 @@ class Engine(Instance):
             raise InvalidRequest("this machine is big-endian, which the format does not support")
         super().__init__(settings, file_system=file_system, clock=clock, threads=threads)
         self._on_owned = on_owned
-        topics = settings.topics
-        self._limits = IngestLimits(
-            message_bytes_max=topics.message_bytes_max, key_bytes_max=topics.key_bytes_max
-        )
+        self._limits = IngestLimits(message_bytes_max=settings.topics.message_bytes_max)
         compression = settings.log.compression
         self._options = pa.ipc.IpcWriteOptions(
             compression=None if compression == "none" else compression
@@ -480,7 +477,6 @@ class Engine(Instance):
             partitions=partitions,
             options=options,
             limits=self._limits,
-            settings=self.settings,
             loose_part=loose_part,
         )
         with self._control:
@@ -556,7 +552,6 @@ class Engine(Instance):
             TableCodec(
                 schemas,
                 limits=self._limits,
-                rows_arrow_min=self.settings.log.rows_arrow_min,
                 options=self._options,
                 primary_key=primary_key,
             )
@@ -680,7 +675,7 @@ class Engine(Instance):
         Raises:
             InvalidRequest: with the reason, if a change is not allowed; nothing is changed then.
         """
-        clean = check_options(options, self.settings)
+        clean = check_options(options)
         changes = column_changes(add=add, drop=drop, rename=rename, widen=widen)
         if clean.get("lake") is False:
             self._check_open()

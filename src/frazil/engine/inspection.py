@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
-from frazil.config import ProducerSettings
 from frazil.errors import CorruptionError, FrazilError, NotFound, Unavailable
 from frazil.fs import LockTaken, read_fully
 from frazil.log import Found, OpenFiles, Scan, Scanner, Survey, body_hash, read_footer, undeclared
@@ -114,7 +113,6 @@ def inspect_journal(file_system: FileSystem, paths: DataDirectory) -> JournalFac
         file_system,
         directory,
         files=OpenFiles(file_system, count_max=OPEN_FILES_MAX),
-        producer_window=ProducerSettings().window_batches,
     )
     try:
         survey.run()

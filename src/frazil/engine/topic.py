@@ -254,7 +254,7 @@ class Topic(TopicHandle):
 
         All records are checked before the first is written. Up to `log.write_bytes_max` they are
         one frame: after a crash all of them are there or none. A larger call is several frames;
-        with `producer=` at most `producers.window_batches` of them, so that the call can be sent
+        with `producer=` at most five of them, so that the call can be sent
         again.
 
         Raises:

@@ -73,6 +73,7 @@ from frazil.log.scan import Scan, Scanner
 from frazil.log.segment import OpenFiles, Segment, body_hash, create_segment, read_footer
 from frazil.log.space import SpaceGuard
 from frazil.log.state import (
+    PRODUCER_WINDOW_DEFAULT,
     RANGE_GAP,
     RANGE_LOST,
     STATE_FIRST_FREE,
@@ -93,6 +94,7 @@ __all__ = [
     "NETWORK_FILE_SYSTEMS",
     "OFFSET_FIELD",
     "PLAIN",
+    "PRODUCER_WINDOW_DEFAULT",
     "RANGES_MAX",
     "RANGE_GAP",
     "RANGE_LOST",

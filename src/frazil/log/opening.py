@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from frazil.clock import Clock
-    from frazil.config import LogSettings, ProducerSettings
+    from frazil.config import LogSettings
     from frazil.fs import FileSystem
     from frazil.log.cursor_state import CursorState
     from frazil.log.segment import OpenFiles
@@ -63,7 +63,6 @@ def open_journal(
     *,
     clock: Clock,
     settings: LogSettings,
-    producers: ProducerSettings,
     files: OpenFiles,
     watermarks: Mapping[int, int],
     known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]],
@@ -75,7 +74,6 @@ def open_journal(
         file_system,
         directory,
         files=files,
-        producer_window=producers.window_batches,
         known_topics=known_topics,
         known_cursors=known_cursors,
     )

@@ -90,14 +90,12 @@ class Survey:
         directory: str,
         *,
         files: OpenFiles,
-        producer_window: int,
         known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]] | None = None,
         known_cursors: Mapping[int, Mapping[str, CursorState]] | None = None,
     ) -> None:
         self._file_system = file_system
         self._directory = directory
         self._files = files
-        self._producer_window = producer_window
         self._known = known_topics or {}
         self._known_cursors = known_cursors or {}
         self._candidates: list[Candidate] = []
@@ -107,7 +105,7 @@ class Survey:
         self.found: list[Found] = []
         self.temp_files: list[str] = []
         self.report = RecoveryReport()
-        self.state = JournalState(producer_window=producer_window)
+        self.state = JournalState()
 
     def run(self) -> None:
         """Find the segments, settle where each ends, and replay the state.
@@ -378,7 +376,7 @@ class Survey:
         start = fmt.SEGMENT_HEADER_BYTES + fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size
         data = read_fully(file, start, head.size)
         try:
-            return decode_checkpoint(data, producer_window=self._producer_window)
+            return decode_checkpoint(data)
         except CorruptionError as error:
             self.report.warnings.append(f"segment {found.header.segment}: {error}")
             return None

@@ -32,6 +32,9 @@ RANGE_GAP: Final = "gap"
 RANGE_LOST: Final = "lost"
 
 PRODUCER_WINDOW_DEFAULT: Final = 5
+"""Repeats among so many batches of an idempotent producer are recognised."""
+PRODUCERS_MAX: Final = 100_000
+"""So many producers are remembered, the last active ones."""
 
 
 class SpecialRange(NamedTuple):

@@ -179,7 +179,6 @@ def _planned(
         found,
         local_all=local_all,
         offset_margin=offset_margin,
-        producer_window=settings.producers.window_batches,
     )
     if not newest.key and newest.unreadable:
         plan.warnings.append(

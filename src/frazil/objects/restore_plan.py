@@ -66,7 +66,6 @@ def plan_restore(
     *,
     local_all: bool,
     offset_margin: int,
-    producer_window: int,
 ) -> RestorePlan:
     """Plan the restored journal: its state, and the records to write into it.
 
@@ -76,11 +75,10 @@ def plan_restore(
         local_all: whether all records are wanted on this machine.
         offset_margin: how many offsets of a topic may have been given out that the store does not
             know.
-        producer_window: how many batches of a producer are remembered.
     """
-    state = JournalState(producer_window=producer_window)
+    state = JournalState()
     if backup.checkpoint:
-        state = decode_checkpoint(backup.checkpoint, producer_window=producer_window)
+        state = decode_checkpoint(backup.checkpoint)
     plan = RestorePlan(state, [], [])
     _define_found(state, found, plan.warnings)
     state.lsn = max(state.lsn, found.lsn_last)

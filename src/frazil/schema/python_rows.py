@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-__all__ = ["python_rows"]
+__all__ = ["coarse_type", "python_rows"]
 
 
 def python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
@@ -25,11 +25,11 @@ def python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
 
 
 def _cut(column: Any) -> Any:
-    coarse = _coarse(column.type)
+    coarse = coarse_type(column.type)
     return column if coarse == column.type else column.cast(coarse, safe=False)
 
 
-def _coarse(kind: pa.DataType) -> pa.DataType:
+def coarse_type(kind: pa.DataType) -> pa.DataType:
     """Return a type with microseconds where it has nanoseconds."""
     if pt.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
@@ -39,11 +39,11 @@ def _coarse(kind: pa.DataType) -> pa.DataType:
         return pa.duration("us")
     if pt.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
-        return pa.struct([field.with_type(_coarse(field.type)) for field in fields])
+        return pa.struct([field.with_type(coarse_type(field.type)) for field in fields])
     if pt.is_map(kind):
         key, item = kind.key_field, kind.item_field
-        return pa.map_(key.with_type(_coarse(key.type)), item.with_type(_coarse(item.type)))
+        return pa.map_(key.with_type(coarse_type(key.type)), item.with_type(coarse_type(item.type)))
     if pt.is_list(kind) or pt.is_large_list(kind):
-        value = kind.value_field.with_type(_coarse(kind.value_type))
+        value = kind.value_field.with_type(coarse_type(kind.value_type))
         return pa.list_(value) if pt.is_list(kind) else pa.large_list(value)
     return kind

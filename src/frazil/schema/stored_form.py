@@ -58,6 +58,9 @@ def _zoned(data_type: pa.DataType) -> Form:
     zone = pa.scalar(0, data_type).as_py().tzinfo
 
     def form(value: Any) -> Any:
+        if type(value) is int:
+            # Nanoseconds of a stored row are counted: Python's own type is coarser.
+            return value
         if value.tzinfo is zone and not value.fold:
             return value
         return value.replace(tzinfo=zone, fold=0)

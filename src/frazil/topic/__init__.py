@@ -31,7 +31,6 @@ from frazil.topic.as_of import (
     watching,
 )
 from frazil.topic.change_feed import ChangeFeed
-from frazil.topic.change_frames import CHANGE_FLAGS, change_schema, plan_change_read
 from frazil.topic.change_input import (
     batch_steps,
     bulk_ack,
@@ -48,7 +47,7 @@ from frazil.topic.change_input import (
     steps_of,
 )
 from frazil.topic.changes import ChangeCodec, completed, merged
-from frazil.topic.changing import STEPS_MAX, Move, Step, TopicChanges, Written, check_stays, step_of
+from frazil.topic.changing import STEPS_MAX, Move, Step, TopicChanges, check_stays, step_of
 from frazil.topic.frames import MessageCodec, MessageTopicCodec, TableCodec
 from frazil.topic.indexing import (
     SHARED_ID,
@@ -62,10 +61,17 @@ from frazil.topic.indexing import (
     open_stores,
 )
 from frazil.topic.instance import Instance
-from frazil.topic.payloads import OP_FIELD, PRESENT_FIELD, arrow_payload
+from frazil.topic.payloads import (
+    CHANGE_FLAGS,
+    OP_FIELD,
+    PRESENT_FIELD,
+    arrow_payload,
+    change_schema,
+    plan_change_read,
+)
 from frazil.topic.reading import AsyncReader, Reader, Start, start_offset
 from frazil.topic.runtime import MESSAGE_OVERHEAD_BYTES, Prepared, TopicRuntime
-from frazil.topic.sequencer import Image, Seen, Sequencer
+from frazil.topic.sequencer import Image, Sequencer
 from frazil.topic.signals import (
     LIMIT_NAMES,
     DiskFacts,
@@ -78,6 +84,7 @@ from frazil.topic.signals import (
     memory_signals,
 )
 from frazil.topic.spec import (
+    PARTITIONS_MAX,
     PUBLISH_OPTIONS,
     TopicRequest,
     check_hold_name,
@@ -103,6 +110,7 @@ __all__ = [
     "LIMIT_NAMES",
     "MESSAGE_OVERHEAD_BYTES",
     "OP_FIELD",
+    "PARTITIONS_MAX",
     "PRESENT_FIELD",
     "PUBLISH_OPTIONS",
     "SHARED_ID",
@@ -129,7 +137,6 @@ __all__ = [
     "NotStored",
     "Prepared",
     "Reader",
-    "Seen",
     "Sequencer",
     "Start",
     "StateTag",
@@ -142,7 +149,6 @@ __all__ = [
     "TopicChanges",
     "TopicRequest",
     "TopicRuntime",
-    "Written",
     "answer",
     "arrow_payload",
     "batch_steps",

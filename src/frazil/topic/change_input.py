@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pt
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
 from frazil.log import FRAME_RECORDS_MAX
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, Ack
 from frazil.schema import DebeziumReader, positions_of
+from frazil.schema.python_rows import coarse_type
 from frazil.topic.acks import RANGES_SHOWN_MAX, joined_ack
-from frazil.topic.changing import STEPS_MAX, Move, records_of, step_of, steps_behind
-from frazil.topic.runtime import SEQUENCE_MAX
-from frazil.topic.sequencer import Sequencer, sent_before
+from frazil.topic.changing import STEPS_MAX, flat, step_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,74 +46,26 @@ def check_bulk(
 ) -> None:
     """Refuse a bulk before its first write, where a later one would be refused.
 
-    What an idempotent producer has sent before is passed over: its changes are there.
+    Of a bulk that an idempotent producer has sent before, each piece is judged on its own.
 
     Raises:
         InvalidRequest: if there is too much for a producer to send again.
         Conflict, NotFound: as `check_keys` says.
     """
-    if not pieces:
-        return
-    if sender is None or sender.producer is None:
-        check_keys(runtime, pieces)
-        return
-    _check_producer(runtime, pieces, sender)
-    queue, records = runtime.queue, sum(map(_records, pieces))
-    while True:
-        if isinstance(queue, Sequencer):
-            queue.wait_sent(sender)
-        sent = sum(sent_before(runtime.state, sender, records=records))
-        try:
-            check_keys(runtime, _behind(pieces, sent))
-        except (Conflict, NotFound) as error:
-            if sent == sum(sent_before(runtime.state, sender, records=records)):
-                refusal = runtime.changes.refusal(sender, records=_records(pieces[0]))
-                raise refusal or error from None
-        else:
-            return
-
-
-def _check_producer(
-    runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared], sender: Sender
-) -> None:
-    """Refuse a bulk of more frames than are remembered of a producer."""
-    frames_max = runtime.settings.producers.window_batches
-    # Rows with values that Python has no form for are frames of their own.
-    fine = runtime.changes.columns.changes.exact
-    frames = sum(len(each) if fine and isinstance(each, list) else 1 for each in pieces)
-    # Of one piece the frames are counted when they are made, before any of them is written.
-    if len(pieces) > 1 and frames > frames_max:
-        raise InvalidRequest(
-            "the call is too large for an idempotent producer; split it into calls of fewer "
-            "changes, each with its own sequence",
-            frames=frames,
-            frames_max=frames_max,
-            frame_changes_max=1 if fine else STEPS_MAX,
-        )
-    records = sum(map(_records, pieces))
-    if sender.sequence + records - 1 > SEQUENCE_MAX:
-        raise InvalidRequest(
-            "the sequence of the last record is too large",
-            sequence=sender.sequence,
-            records=records,
-        )
+    if sender is not None and sender.producer is not None:
+        runtime.check_frames(len(pieces), sum(map(_records, pieces)), sender)
+    changes = runtime.changes
+    try:
+        if changes.is_new(sender):
+            check_keys(runtime, pieces)
+    except (Conflict, NotFound):
+        # What refused it may be what the same call has written meanwhile.
+        if changes.is_new(sender):
+            raise
 
 
 def _records(piece: list[Step] | Prepared) -> int:
-    return records_of(piece) if isinstance(piece, list) else piece[2]
-
-
-def _behind(pieces: Sequence[list[Step] | Prepared], records: int) -> list[list[Step] | Prepared]:
-    """Return the pieces after so many records, the first of them perhaps in part."""
-    left: list[list[Step] | Prepared] = []
-    for piece in pieces:
-        passed = min(records, _records(piece))
-        records -= passed
-        if isinstance(piece, list):
-            left.append(steps_behind(piece, passed))
-        elif not passed:
-            left.append(piece)
-    return left
+    return len(flat(piece)) if isinstance(piece, list) else piece[2]
 
 
 def numbered(
@@ -171,7 +121,7 @@ def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -
     there: dict[Key, bool] = {}
     steps = [step for piece in pieces if isinstance(piece, list) for step in piece]
     for number, step in enumerate(steps):
-        for change in step if isinstance(step, Move) else (step,):
+        for change in flat([step]):
             known = there.get(change.key)
             exists = lookup.has(change.key) if known is None else known
             facts = {"topic": runtime.name, "key": change.key, "change": number}
@@ -243,7 +193,7 @@ def batch_steps(
     strict = runtime.state.spec.unknown_key == "error"
     plain = not pc.any(pc.equal(batch.column("_op"), OP_UPDATE)).as_py()
     if plain and not strict:
-        yield runtime.bulk(keyed, batch)
+        yield runtime.bulk(keyed.arrow, batch)
         return
     for start in range(0, batch.num_rows, STEPS_MAX):
         yield _rows(keyed, batch.slice(start, STEPS_MAX))
@@ -273,15 +223,9 @@ def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
 
 def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return rows as dicts of values that are exact, with pandas and without."""
-    arrays: list[pa.Array] = []
+    coarse = pa.schema([field.with_type(coarse_type(field.type)) for field in batch.schema])
     try:
-        for column in batch.columns:
-            kind = column.type
-            is_fine = pt.is_timestamp(kind) and kind.unit == "ns"
-            arrays.append(column.cast(pa.timestamp("us", kind.tz)) if is_fine else column)
-        rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(
-            arrays, names=batch.schema.names
-        ).to_pylist()
+        rows: list[dict[str, Any]] = batch.cast(coarse).to_pylist()
     except ValueError as error:
         raise InvalidRequest(
             "changes that need the state of their key cannot have values finer than a microsecond, "

@@ -1,11 +1,13 @@
-"""Changes of a keyed topic: insert, update, upsert, delete, checked and packed for the log.
+"""Changes of a keyed topic, checked and packed for the log: one by one, or as Arrow data.
 
-    codec = runtime.codec.columns.keyed.changes       # of the current schema version, taken once
-    change = codec.prepare_upsert({"id": 7, "name": "x"})            # also prepare_insert
-    change = codec.prepare_update(7, {"name": "y"})                  # partial, `present` is set
-    change = codec.prepare_delete(7)
-    delete, rest = codec.prepare_move(7, {"id": 8})                  # the key itself changes
-    codec.key_of(7)                                                  # the normal form of a key
+    keyed = runtime.codec.columns.keyed               # of the current schema version, taken once
+    change = keyed.changes.prepare_upsert({"id": 7, "name": "x"})            # also prepare_insert
+    change = keyed.changes.prepare_update(7, {"name": "y"})          # partial, `present` is set
+    change = keyed.changes.prepare_delete(7)
+    delete, rest = keyed.changes.prepare_move(7, {"id": 8})          # the key itself changes
+    keyed.changes.key_of(7)                                          # the normal form of a key
+    for batch in keyed.input.batches(data, op_column="op", bytes_max=..., rows_max=...):
+        payload = runtime.codec.columns.arrow.payload(batch)
 
 A sequencer resolves a partial update before it queues it, under its own lock:
 
@@ -13,21 +15,22 @@ A sequencer resolves a partial update before it queues it, under its own lock:
     change.base = base                         #   base.values of a change not yet written, or
                                                #   codec.image(batch, row) of a stored row
     change = completed(change)                 # the key is unknown: absent columns become null
-    change = change.codec.with_op(change, OP_UPSERT)     # the same where nobody can tell yet
     entry = (topic, change.codec, change, 0, len(change.packed), waiter, sender)
 
 Always take `change.codec`: the columns may have changed since the change was prepared. The journal
-tells each change what became of it; one that builds on a failed one is refused.
+marks each change as written or failed; a change that builds on a failed one is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.errors import Conflict, InvalidRequest
@@ -35,26 +38,33 @@ from frazil.log import Payload
 from frazil.log import format as fmt
 from frazil.model import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
 from frazil.schema import (
+    ArrowInput,
     BitmapMoves,
     KeyShape,
     Row,
     bitmap_bytes,
+    bitmap_of,
     cell_check,
     check_cell,
     column_id,
     join_packed,
     positions_of,
+    raw_batches,
     stored_forms,
 )
-from frazil.topic.change_frames import CHANGE_FLAGS
-from frazil.topic.payloads import arrow_payload
+from frazil.topic.payloads import (
+    CHANGE_FLAGS,
+    OP_FIELD,
+    PRESENT_FIELD,
+    arrow_payload,
+    change_schema,
+)
 
 if TYPE_CHECKING:
     from frazil.log import Codec
     from frazil.schema import IngestLimits, Key, RowEncoder
-    from frazil.topic.change_frames import ChangeVersion
 
-__all__ = ["Change", "ChangeCodec", "completed", "merged"]
+__all__ = ["OP_COLUMN", "OP_TEXTS", "Change", "ChangeCodec", "ChangeInput", "completed", "merged"]
 
 _pack = msgspec.msgpack.Encoder().encode
 _PLAIN: Final = frozenset({int, str, bytes})
@@ -106,8 +116,8 @@ class ChangeCodec:
         version: int,
         primary_key: Sequence[int],
         *,
-        encoder: RowEncoder,
-        frames: ChangeVersion,
+        rows: RowEncoder,
+        changes: RowEncoder,
         limits: IngestLimits,
         rows_arrow_min: int,
         options: pa.ipc.IpcWriteOptions,
@@ -117,9 +127,9 @@ class ChangeCodec:
         self.version = version
         self.shape = KeyShape(schema, primary_key)
         self.ids = tuple(column_id(field) for field in schema)
-        self.readable = encoder.packable
-        self._encoder = encoder
-        self._frames = frames
+        self.readable = rows.packable
+        self._rows = rows
+        self._changes = changes
         self._bytes_max = limits.message_bytes_max
         self._rows_arrow_min = rows_arrow_min
         self._options = options
@@ -138,9 +148,11 @@ class ChangeCodec:
         self._row_head = _array_head(self._width)
         self._skip = len(self._row_head)
         self._stored_forms = stored_forms(schema)
-        self._has_ns = tuple(_has_nanoseconds(data_type) for data_type in schema.types)
-        self.exact = any(self._has_ns)
-        """Values of some column may be finer than Python's: they are read from Arrow."""
+        self._counted = tuple(
+            pt.is_timestamp(data_type) and data_type.unit == "ns" for data_type in schema.types
+        )
+        self.exact = any(_has_nanoseconds(data_type) for data_type in schema.types)
+        """Values of some column may be finer than Python's: rows are read from Arrow."""
 
     # -- from what users give --------------------------------------------------------------------
 
@@ -240,34 +252,27 @@ class ChangeCodec:
 
     # -- forms -----------------------------------------------------------------------------------
 
-    def with_op(self, change: Change, op: int) -> Change:
-        """Return an unpublished change of this codec under another operation."""
-        assert change.codec is self
-        fresh = self._packed(op, change.values, change.present)
-        fresh.base = change.base
-        return fresh
-
     def whole(self, values: Row, op: int) -> Change:
         """Return the change that sets a key to checked values of all columns."""
         return self._packed(op, values, None)
 
-    def image(self, batch: pa.RecordBatch, row: int) -> Row | None:
-        """Return the values of a stored row under this schema, as a dict row would have them.
+    def image(self, batch: pa.RecordBatch, row: int) -> Row:
+        """Return the values of a stored row under this schema, nanoseconds as Arrow's integers.
 
-        None if one of them has no Python form (finer than a microsecond, or behind the year 9999):
-        a change of that row stays partial, so that nothing is rounded.
+        Raises:
+            InvalidRequest: if a value has no Python form: nanoseconds inside of a nested column
+                without pandas, or a year after 9999. Whole rows can be published all the same.
         """
         values: list[object] = []
         try:
-            for index in range(self._width):
-                column = batch.column(index)
-                if self._has_ns[index]:
-                    column = _microseconds(column.slice(row, 1))
-                    values.append(column[0].as_py())
-                else:
-                    values.append(column[row].as_py())
-        except (pa.ArrowException, OverflowError, ValueError):
-            return None
+            for index, counted in enumerate(self._counted):
+                scalar = batch.column(index)[row]
+                values.append(scalar.value if counted else scalar.as_py())
+        except (pa.ArrowException, OverflowError, ValueError) as error:
+            raise InvalidRequest(
+                "the row has a value that Python cannot hold, publish it whole as an upsert",
+                cause=error,
+            ) from error
         return tuple(values)
 
     def as_stored(self, values: Row) -> Row:
@@ -308,20 +313,28 @@ class ChangeCodec:
         flags = CHANGE_FLAGS
         if all(each.plain for each in records):
             flags = 0
-        if self._encoder.packable and len(records) < self._rows_arrow_min:
+        if len(records) < self._rows_arrow_min and self._is_packable(records):
             packed = [each.packed if flags else self._without_op(each.packed) for each in records]
             data = join_packed(packed)
             return Payload(fmt.KIND_ROWS, flags, data, len(data))
         try:
             if flags:
-                batch = self._frames.batch(
+                batch = self._changes.batch(
                     [(*each.values, each.op, each.present) for each in records]
                 )
             else:
-                batch = self._encoder.batch([each.values for each in records])
+                batch = self._rows.batch([each.values for each in records])
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
             raise InvalidRequest("row does not fit the topic's columns", error=error) from error
         return arrow_payload(batch, self._options, flags)
+
+    def _is_packable(self, records: Sequence[Change]) -> bool:
+        """Tell whether packed values say all: a number of nanoseconds needs Arrow."""
+        return self._rows.packable and not any(
+            type(value) is int and counted
+            for record in (records if self.exact else ())
+            for value, counted in zip(record.values, self._counted, strict=True)
+        )
 
     def _without_op(self, packed: bytes) -> bytes:
         """Return a packed upsert as the row alone."""
@@ -368,7 +381,7 @@ class ChangeCodec:
     # -- parts -----------------------------------------------------------------------------------
 
     def _whole(self, row: Mapping[str, object], op: int) -> Change:
-        values, packed = self._encoder.encode(row)
+        values, packed = self._rows.encode(row)
         # The row's own array gets two more elements; its values are not packed again.
         packed = self._head + packed[self._skip :] + _FULL_TAILS[op]
         return Change(self._row_key(values), op, values, None, packed, self)
@@ -400,7 +413,7 @@ class ChangeCodec:
         for name, value in columns.items():
             found = known.get(name)
             if found is None:
-                raise self._encoder.unknown(name)
+                raise self._rows.unknown(name)
             index, check, nullable = found
             values[index] = check_cell(check, value, nullable=nullable, path=name)
             named |= 1 << index
@@ -465,8 +478,168 @@ def _has_nanoseconds(data_type: pa.DataType) -> bool:
     return any(_has_nanoseconds(data_type.field(i).type) for i in range(data_type.num_fields))
 
 
-def _microseconds(column: pa.Array) -> pa.Array:
-    """Return a column of nanoseconds in microseconds; what has none such is refused."""
-    if not pt.is_timestamp(column.type):
-        raise ValueError("nested nanoseconds")
-    return column.cast(pa.timestamp("us", column.type.tz), safe=True)
+OP_COLUMN: Final = OP_FIELD.name
+OP_TEXTS: Final = {
+    **{name: op for op, name in OP_NAMES.items()},
+    "c": OP_INSERT,
+    "u": OP_UPDATE,
+    "r": OP_UPSERT,
+    "d": OP_DELETE,
+}
+
+
+@cache
+def _known() -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return the texts of operations, their numbers, and all numbers.
+
+    Not at import: the first list that Arrow sees makes it import pandas, if that is there.
+    """
+    return (
+        pa.array(list(OP_TEXTS), pa.string()),
+        pa.array(list(OP_TEXTS.values()), OP_FIELD.type),
+        pa.array(list(OP_NAMES), OP_FIELD.type),
+    )
+
+
+class ChangeInput:
+    """The conversion of bulk changes to one schema version. Safe to share between threads."""
+
+    __slots__ = ("_columns", "_input", "_key", "_required", "schema")
+
+    def __init__(self, schema: pa.Schema, primary_key: Sequence[int], limits: IngestLimits) -> None:
+        self.schema = change_schema(schema, primary_key)
+        self._columns = schema
+        self._key = frozenset(i for i, f in enumerate(schema) if column_id(f) in primary_key)
+        self._required = tuple(
+            index
+            for index, field in enumerate(schema)
+            if not field.nullable and index not in self._key
+        )
+        # Which nulls are wrong depends on the operation, so they are judged here, not there.
+        loose = pa.schema(list(self.schema)[:-1], metadata=schema.metadata)
+        self._input = ArrowInput(loose, limits)
+
+    def batches(
+        self, data: object, *, op_column: str = OP_COLUMN, bytes_max: int, rows_max: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield checked batches of changes, none above the limits, reading `data` as it goes.
+
+        `data` is what `to_batches` takes, with a column `op_column` that is none of the topic's.
+
+        Raises:
+            InvalidRequest: with the column and the row of the first offender.
+        """
+        if not isinstance(op_column, str):
+            raise InvalidRequest("op_column must be a name", got=type(op_column).__name__)
+        if self._columns.get_field_index(op_column) >= 0:
+            raise InvalidRequest(
+                "operation column has the name of a column of the topic, rename it in the data",
+                op_column=op_column,
+            )
+        row = 0
+        for raw in raw_batches(data):
+            changes, named = self._with_ops(raw, op_column, row)
+            for piece in self._input.batches(
+                changes, bytes_max=bytes_max, rows_max=rows_max, row_first=row
+            ):
+                yield self._finished(piece, named, row)
+                row += piece.num_rows
+
+    def _with_ops(
+        self, raw: pa.RecordBatch, op_column: str, row: int
+    ) -> tuple[pa.RecordBatch, frozenset[int]]:
+        """Return the raw batch with the operations as numbers, and the places of its columns."""
+        try:
+            names = raw.schema.names
+        except UnicodeDecodeError as error:
+            raise InvalidRequest("column name is not valid UTF-8", cause=error) from error
+        if names.count(op_column) != 1:
+            why = "comes twice" if op_column in names else "is missing"
+            raise InvalidRequest(f"operation column {why}", op_column=op_column)
+        place = names.index(op_column)
+        ops = _numbers(raw.column(place), op_column, row)
+        named = {self._columns.get_field_index(n) for n in names if n != op_column}
+        fields, arrays = list(raw.schema), raw.columns
+        fields[place], arrays[place] = OP_FIELD, ops
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), frozenset(named - {-1})
+
+    def _finished(self, piece: pa.RecordBatch, named: frozenset[int], row: int) -> pa.RecordBatch:
+        """Judge the nulls of required columns, empty deletes, and add the bitmaps."""
+        columns = len(self._columns)
+        ops = piece.column(columns)
+        arrays = piece.columns[:columns]
+        deletes = pc.equal(ops, pa.scalar(OP_DELETE, ops.type))
+        updates = pc.equal(ops, pa.scalar(OP_UPDATE, ops.type))
+        for index in self._required:
+            self._check_required(arrays[index], index, deletes, updates, named, row)
+        if pc.any(deletes).as_py():
+            arrays = [
+                array if index in self._key else _emptied(array, deletes)
+                for index, array in enumerate(arrays)
+            ]
+        if pc.any(updates).as_py():
+            bitmap = pa.scalar(bitmap_of(named, columns), PRESENT_FIELD.type)
+            present = pc.if_else(updates, bitmap, pa.scalar(None, PRESENT_FIELD.type))
+        else:
+            present = pa.nulls(piece.num_rows, PRESENT_FIELD.type)
+        return pa.RecordBatch.from_arrays([*arrays, ops, present], schema=self.schema)
+
+    def _check_required(
+        self,
+        array: pa.Array,
+        index: int,
+        deletes: pa.Array,
+        updates: pa.Array,
+        named: frozenset[int],
+        row: int,
+    ) -> None:
+        if not array.null_count:
+            return
+        free = deletes if index in named else pc.or_(deletes, updates)
+        wrong = pc.index(pc.and_not(array.is_null(), free), pa.scalar(True)).as_py()
+        if wrong >= 0:
+            given = index in named
+            why = "column must not be null" if given else "column is missing and must not be null"
+            raise InvalidRequest(why, column=self._columns.field(index).name, row=row + wrong)
+
+
+def _numbers(column: pa.Array, name: str, row: int) -> pa.Array:
+    """Return the operations as numbers of `_op`."""
+    kind = column.type
+    known_texts, of_texts, numbers = _known()
+    if pt.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    try:
+        if pt.is_integer(kind):
+            ops = column.cast(OP_FIELD.type, safe=True)
+            known = pc.is_in(ops, value_set=numbers)
+        elif pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
+            column.validate(full=True)
+            texts = pc.utf8_lower(column.cast(pa.string()))
+            places = pc.index_in(texts, value_set=known_texts)
+            ops, known = of_texts.take(places), places.is_valid()
+        else:
+            raise InvalidRequest(
+                "operations must be text or integers", op_column=name, got=column.type
+            )
+    except pa.ArrowException as error:
+        raise InvalidRequest("operation is not known", op_column=name, cause=error) from error
+    wrong = pc.index(known, pa.scalar(False)).as_py()
+    if wrong >= 0:
+        raise InvalidRequest(
+            "operation is not known",
+            op_column=name,
+            row=row + wrong,
+            operation=column[wrong].as_py(),
+            allowed="|".join(OP_TEXTS),
+        )
+    return ops
+
+
+def _emptied(array: pa.Array, deletes: pa.Array) -> pa.Array:
+    """Return a column with nulls where the row is deleted."""
+    if array.null_count == len(array):
+        return array
+    rows = pa.array(range(len(array)), pa.int64())
+    return array.take(pc.if_else(deletes, pa.scalar(None, pa.int64()), rows))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.log import PLAIN, Codec, Payload, Untracked
 from frazil.log import format as fmt
+from frazil.model import OP_NAMES, OP_UPSERT
 from frazil.schema import (
     MESSAGE_SCHEMA,
     ArrowInput,
     Message,
     Row,
     RowEncoder,
+    bitmap_bytes,
     column_id,
     join_packed,
     message_batch,
@@ -23,15 +27,19 @@ from frazil.schema import (
     plan_read,
     unpack_messages,
 )
-from frazil.topic.change_batches import BulkColumns, ChangeInput
-from frazil.topic.change_frames import ChangeVersion, plan_change_read
-from frazil.topic.changes import ChangeCodec
+from frazil.topic.changes import ChangeCodec, ChangeInput
 from frazil.topic.payloads import (
+    CHANGE_FLAGS,
+    OP_FIELD,
+    PRESENT_FIELD,
     TIME_FIELD,
+    Reader,
     arrow_payload,
+    change_schema,
     check_count,
     frame_payload,
     newer_flags,
+    plan_change_read,
     read_ipc,
 )
 
@@ -40,9 +48,9 @@ if TYPE_CHECKING:
 
     from frazil.log import Frame
     from frazil.schema import IngestLimits
-    from frazil.topic.change_frames import Reader
 
 __all__ = [
+    "ROWS_ARROW_MIN",
     "ArrowCodec",
     "Columns",
     "KeyedColumns",
@@ -54,17 +62,52 @@ __all__ = [
 ]
 
 PackedRow = tuple[Row, bytes]
+ROWS_ARROW_MIN: Final = 32
+"""A group of at least so many rows of a topic becomes an Arrow frame."""
+_OPS: Final = frozenset(OP_NAMES)
 
 
-class ArrowCodec(Untracked):
-    """Batches that come as Arrow; each is a frame of its own, serialised by its producer."""
+@cache
+def _upsert() -> pa.Scalar:
+    """Return the operation of plain rows; not at import, where Arrow would import pandas."""
+    return pa.scalar(OP_UPSERT, OP_FIELD.type)
+
+
+class ArrowCodec:
+    """Batches that come as Arrow; each is a frame of its own, serialised by its producer.
+
+    Each batch of a keyed topic has a codec of its own (`fresh`), in which the journal's thread sets
+    `done` or `failed`, so that changes of its keys can wait for it.
+    """
 
     solo = True
+    readable = False
 
-    def __init__(self, owner: TableCodec | None, schema: pa.Schema, version: int) -> None:
-        self._owner = owner
+    def __init__(
+        self,
+        schema: pa.Schema,
+        version: int,
+        options: pa.ipc.IpcWriteOptions,
+        owner: TableCodec | None = None,
+        origin: ArrowCodec | None = None,
+    ) -> None:
         self.schema = schema
         self.version = version
+        self.tracked = owner is not None and owner.keyed
+        self.done = False
+        self.failed = False
+        self._options = options
+        self._owner = owner
+        self.origin = origin
+
+    def fresh(self, origin: ArrowCodec | None = None) -> ArrowCodec:
+        """Return a codec for one batch; `origin` is settled with it."""
+        return ArrowCodec(self.schema, self.version, self._options, self._owner, origin)
+
+    def payload(self, batch: pa.RecordBatch) -> Payload:
+        """Return a batch of changes, or of the topic's columns alone, as one frame's payload."""
+        flags = CHANGE_FLAGS if len(batch.schema) > len(self.schema) else 0
+        return arrow_payload(batch, self._options, flags)
 
     def encode(self, records: Any) -> Payload:
         payload: Payload = records
@@ -74,10 +117,20 @@ class ArrowCodec(Untracked):
         """Read an old batch under the current schema and serialise it again."""
         del many
         assert self._owner is not None
-        batch = pa.ipc.read_record_batch(data.data, self.schema)
         current = self._owner.arrow
-        fresh = plan_read(self.schema, current.schema)(batch)
-        return current, arrow_payload(fresh, self._owner.options)
+        stored = self._owner.stored_schema(self.schema) if data.flags else self.schema
+        batch = pa.ipc.read_record_batch(data.data, stored)
+        read = self._owner.plan(self.schema, current.schema, changes=bool(data.flags))
+        return current.fresh(self), current.payload(read(batch))
+
+    def settled(self, data: Any, *, many: bool, written: bool) -> None:
+        """Take note of what became of the batch."""
+        del data, many
+        codec: ArrowCodec | None = self
+        while codec is not None:
+            codec.done = written
+            codec.failed = not written
+            codec = codec.origin
 
 
 class RowCodec(Untracked):
@@ -85,11 +138,11 @@ class RowCodec(Untracked):
 
     solo = False
 
-    def __init__(self, owner: TableCodec, schema: pa.Schema, version: int) -> None:
+    def __init__(self, owner: TableCodec, version: int, encoder: RowEncoder) -> None:
         self._owner = owner
         self.version = version
-        self.schema = schema
-        self.encoder = RowEncoder(schema, owner.limits)
+        self.schema = encoder.schema
+        self.encoder = encoder
         self.readable = self.encoder.packable
 
     def encode(self, records: Sequence[PackedRow]) -> Payload:
@@ -141,7 +194,7 @@ class KeyedColumns(NamedTuple):
     """What one version of a keyed topic's columns has besides: all that turns changes into it."""
 
     changes: ChangeCodec
-    bulk: BulkColumns
+    arrow: ArrowCodec
     input: ChangeInput
     schema: pa.Schema
     """The columns of the batches that are read: nullable but for the key, `_op`, `_present`."""
@@ -171,7 +224,7 @@ class MessageTopicCodec:
         self.version = 0
         self.plain = PLAIN
         self.messages = MessageCodec(rows_arrow_min, options)
-        self.arrow = ArrowCodec(None, MESSAGE_SCHEMA, 0)
+        self.arrow = ArrowCodec(MESSAGE_SCHEMA, 0, options)
         self.columns = Columns(0, MESSAGE_SCHEMA, self.arrow, ArrowInput(MESSAGE_SCHEMA, limits))
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
@@ -220,13 +273,86 @@ class MessageTopicCodec:
         return message_batch(messages, 0)
 
 
+class TableVersion:
+    """One schema version of a table topic: its frames to batches. Safe to share."""
+
+    def __init__(
+        self, written: pa.Schema, primary_key: Sequence[int], limits: IngestLimits
+    ) -> None:
+        self.written = written
+        self.rows = RowEncoder(written, limits)
+        self.changes: RowEncoder | None = None
+        """The encoder of rows with `_op` and `_present`, of a keyed topic."""
+        if primary_key:
+            self.changes = RowEncoder(change_schema(written, primary_key), limits)
+        self._bitmap_widths = {bitmap_bytes(len(written))}
+
+    def decode(self, frames: Sequence[Frame]) -> pa.RecordBatch:
+        """Decode frames of packed rows, or one Arrow frame.
+
+        Raises:
+            CorruptionError: if a payload is none of this version.
+        """
+        head = frames[0].head
+        if head.kind == fmt.KIND_ARROW:
+            batch = read_ipc(frames[0], self.written)
+            return batch if self.changes is None else self._arranged(batch, head.flags)
+        changed = any(frame.head.flags for frame in frames)
+        rows: list[Row] = []
+        for frame in frames:
+            rows += self._unpacked(frame, changed=changed)
+        if changed and self.changes is not None:
+            return self.changes.batch(rows)
+        batch = self.rows.batch(rows)
+        return batch if self.changes is None else self._arranged(batch, 0)
+
+    def _unpacked(self, frame: Frame, *, changed: bool) -> list[Row]:
+        """Return a frame's packed rows; `changed` rows end with operation and bitmap."""
+        flags = frame.head.flags
+        if flags and (flags != CHANGE_FLAGS or self.changes is None):
+            raise newer_flags(flags)
+        encoder = self.changes if flags and self.changes is not None else self.rows
+        rows = encoder.unpack_rows(frame_payload(frame))
+        check_count(frame, len(rows))
+        if flags:
+            widths = {len(bitmap) for row in rows if isinstance(bitmap := row[-1], bytes)}
+            if not {row[-2] for row in rows} <= _OPS or not widths <= self._bitmap_widths:
+                raise CorruptionError("operations of changes are damaged", lsn=frame.head.lsn)
+        elif changed:
+            rows = [(*row, OP_UPSERT, None) for row in rows]
+        return rows
+
+    def _arranged(self, batch: pa.RecordBatch, flags: int) -> pa.RecordBatch:
+        """Add the operations and bitmaps that an Arrow frame lacks; `_time` is left out."""
+        assert self.changes is not None
+        count, columns = batch.num_rows, len(self.written)
+        ops, present = pa.repeat(_upsert(), count), pa.nulls(count, PRESENT_FIELD.type)
+        if flags & fmt.FLAG_OP:
+            ops = batch.column(columns)
+        if flags & fmt.FLAG_PRESENT:
+            present = batch.column(columns + bool(flags & fmt.FLAG_OP))
+        if flags:
+            self._check_system(ops, present)
+        arrays = [*batch.columns[:columns], ops, present]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.changes.schema)
+
+    def _check_system(self, ops: pa.Array, present: pa.Array) -> None:
+        bounds = pc.min_max(ops).as_py()
+        fits = not ops.null_count and (not len(ops) or set(bounds.values()) <= _OPS)
+        if fits and present.null_count < len(present):
+            widths = pc.min_max(pc.binary_length(present)).as_py()
+            fits = set(widths.values()) <= self._bitmap_widths
+        if not fits:
+            raise CorruptionError("operations of changes are damaged", records=len(ops))
+
+
 class TableCodec:
     """Everything that turns a table topic's records into frames and frames into batches.
 
     It holds the current schema version; old frames are read under it. The engine calls `use` when
-    the schema changed, after the change is durable, while other threads publish and read: whoever
-    needs more than one thing of the same version takes `columns` once, or one of the codecs, each
-    of which carries its own schema and version.
+    the schema changed, after the change is durable, while other threads publish and read: a caller
+    that needs several things of one version takes `columns` once, or one of the codecs, each of
+    which carries its own schema and version.
 
     With a primary key (its column ids), batches end with `_op` and `_present`.
     """
@@ -238,7 +364,7 @@ class TableCodec:
         schemas: dict[int, bytes],
         *,
         limits: IngestLimits,
-        rows_arrow_min: int,
+        rows_arrow_min: int = ROWS_ARROW_MIN,
         options: pa.ipc.IpcWriteOptions,
         primary_key: Sequence[int] = (),
     ) -> None:
@@ -248,9 +374,8 @@ class TableCodec:
         self.keyed = bool(primary_key)
         self._primary_key = tuple(primary_key)
         self._schemas: dict[int, pa.Schema] = {}
-        self._encoders: dict[int, RowEncoder] = {}
-        self._change_versions: dict[int, ChangeVersion] = {}
-        self._change_reads: dict[tuple[int, int], Reader] = {}
+        self._versions: dict[int, TableVersion] = {}
+        self._reads: dict[tuple[int, int], Reader] = {}
         self.use(schemas)
 
     def use(self, schemas: dict[int, bytes]) -> None:
@@ -260,39 +385,33 @@ class TableCodec:
                 self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
         version = max(self._schemas)
         schema = self._schemas[version]
-        rows = RowCodec(self, schema, version)
-        arrow = ArrowCodec(self, schema, version)
-        keyed = self._keyed_columns(schema, version, rows.encoder) if self.keyed else None
+        rows = RowCodec(self, version, self._version(version).rows)
+        arrow = ArrowCodec(schema, version, self.options, self)
+        keyed = self._keyed_columns(arrow) if self.keyed else None
         self.columns = Columns(version, schema, arrow, ArrowInput(schema, self.limits), keyed)
         self.rows = rows
 
-    def _keyed_columns(self, schema: pa.Schema, version: int, encoder: RowEncoder) -> KeyedColumns:
-        frames = self._change_version(version, schema)
+    def _keyed_columns(self, arrow: ArrowCodec) -> KeyedColumns:
+        schema, version = arrow.schema, arrow.version
+        encoders = self._version(version)
+        assert encoders.changes is not None
         changes = ChangeCodec(
             schema,
             version,
             self._primary_key,
-            encoder=encoder,
-            frames=frames,
+            rows=encoders.rows,
+            changes=encoders.changes,
             limits=self.limits,
             rows_arrow_min=self.rows_arrow_min,
             options=self.options,
-            current=lambda: self._current_keyed().changes,
-        )
-        bulk = BulkColumns(
-            schema,
-            version,
-            self._primary_key,
-            options=self.options,
-            current=lambda: self._current_keyed().bulk,
+            current=self._current_changes,
         )
         changes_input = ChangeInput(schema, self._primary_key, self.limits)
-        return KeyedColumns(changes, bulk, changes_input, frames.schema)
+        return KeyedColumns(changes, arrow, changes_input, encoders.changes.schema)
 
-    def _current_keyed(self) -> KeyedColumns:
-        keyed = self.columns.keyed
-        assert keyed is not None
-        return keyed
+    def _current_changes(self) -> ChangeCodec:
+        assert self.columns.keyed is not None
+        return self.columns.keyed.changes
 
     @property
     def batch_schema(self) -> pa.Schema:
@@ -315,79 +434,45 @@ class TableCodec:
         """Return the codec of Arrow batches under the current columns."""
         return self.columns.arrow
 
+    def stored_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the columns of a batch of changes of one schema version."""
+        return change_schema(schema, self._primary_key)
+
+    def plan(self, written: pa.Schema, wanted: pa.Schema, *, changes: bool) -> Reader:
+        """Return a function that reads a batch of one schema version as another's."""
+        if changes:
+            return plan_change_read(written, wanted, self._primary_key)
+        return plan_read(written, wanted)
+
     def decode(self, frame: Frame) -> pa.RecordBatch:
         """Decode one frame under the current schema."""
-        current = self.columns
-        written = self._written(frame)
-        if current.keyed is not None:
-            version = self._change_version(frame.head.schema, written)
-            return self._changes_as(current, frame.head.schema, written, version.decode(frame))
-        if frame.head.kind == fmt.KIND_ARROW:
-            batch = read_ipc(frame, written)
-        elif frame.head.flags:
-            raise newer_flags(frame.head.flags)
-        else:
-            encoder = self._encoder(frame.head.schema, written)
-            rows = encoder.unpack_rows(frame_payload(frame))
-            check_count(frame, len(rows))
-            batch = encoder.batch(rows)
-        if frame.head.schema == current.version:
-            return batch
-        return plan_read(written, current.schema)(batch)
+        return self._decoded([frame])
 
     def decode_small(self, frames: list[Frame]) -> pa.RecordBatch | None:
         """Join packed rows of one schema version into one batch."""
-        current = self.columns
-        head = frames[0].head
-        same = all(f.head.kind == fmt.KIND_ROWS and f.head.schema == head.schema for f in frames)
-        if not same:
-            return None
-        written = self._written(frames[0])
-        if current.keyed is not None:
-            version = self._change_version(head.schema, written)
-            return self._changes_as(current, head.schema, written, version.decode_small(frames))
-        encoder = self._encoder(head.schema, written)
-        rows: list[Row] = []
-        for frame in frames:
-            if frame.head.flags:
-                raise newer_flags(frame.head.flags)
-            found = encoder.unpack_rows(frame_payload(frame))
-            check_count(frame, len(found))
-            rows += found
-        batch = encoder.batch(rows)
+        number = frames[0].head.schema
+        same = all(f.head.kind == fmt.KIND_ROWS and f.head.schema == number for f in frames)
+        return self._decoded(frames) if same else None
+
+    def _decoded(self, frames: list[Frame]) -> pa.RecordBatch:
+        current, head = self.columns, frames[0].head
+        if head.schema not in self._schemas:
+            raise CorruptionError(
+                "the schema of stored records is lost", schema=head.schema, lsn=head.lsn
+            )
+        version = self._version(head.schema)
+        batch = version.decode(frames)
         if head.schema == current.version:
             return batch
-        return plan_read(written, current.schema)(batch)
-
-    def _written(self, frame: Frame) -> pa.Schema:
-        schema = self._schemas.get(frame.head.schema)
-        if schema is None:
-            raise CorruptionError(
-                "the schema of stored records is lost", schema=frame.head.schema, lsn=frame.head.lsn
-            )
-        return schema
-
-    def _encoder(self, version: int, schema: pa.Schema) -> RowEncoder:
-        encoder = self._encoders.get(version)
-        if encoder is None:
-            encoder = self._encoders[version] = RowEncoder(schema, self.limits)
-        return encoder
-
-    def _change_version(self, number: int, schema: pa.Schema) -> ChangeVersion:
-        version = self._change_versions.get(number)
-        if version is None:
-            version = ChangeVersion(schema, self._primary_key, self.limits)
-            self._change_versions[number] = version
-        return version
-
-    def _changes_as(
-        self, current: Columns, number: int, written: pa.Schema, batch: pa.RecordBatch
-    ) -> pa.RecordBatch:
-        """Read a batch of changes under the current schema."""
-        if number == current.version:
-            return batch
-        read = self._change_reads.get((number, current.version))
+        read = self._reads.get((head.schema, current.version))
         if read is None:
-            read = plan_change_read(written, current.schema, self._primary_key)
-            self._change_reads[number, current.version] = read
+            read = self.plan(version.written, current.schema, changes=self.keyed)
+            self._reads[head.schema, current.version] = read
         return read(batch)
+
+    def _version(self, number: int) -> TableVersion:
+        version = self._versions.get(number)
+        if version is None:
+            version = TableVersion(self._schemas[number], self._primary_key, self.limits)
+            self._versions[number] = version
+        return version

@@ -1,7 +1,13 @@
-"""A frame's payload, both ways: Arrow batches to bytes, and the checked bytes of a frame."""
+"""A frame's payload, both ways: Arrow batches to bytes, and the checked bytes of a frame.
+
+A frame of a keyed topic without `_op` and `_present` holds upserts of whole rows. The other columns
+of a change may be null whatever the topic declares (a delete has its key only, a partial change the
+columns it names), so batches of changes declare none but the key as `not null`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -9,20 +15,26 @@ import pyarrow as pa
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.log import Payload
 from frazil.log import format as fmt
+from frazil.schema import BitmapMoves, column_id, plan_read
 
 if TYPE_CHECKING:
     from frazil.log import Frame
 
 __all__ = [
+    "CHANGE_FLAGS",
     "OP_FIELD",
     "PRESENT_FIELD",
     "TIME_FIELD",
     "arrow_payload",
+    "change_schema",
     "check_count",
     "frame_payload",
     "newer_flags",
+    "plan_change_read",
     "read_ipc",
 ]
+
+Reader = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 OP_FIELD: Final = pa.field("_op", pa.int8(), nullable=False)
 PRESENT_FIELD: Final = pa.field("_present", pa.binary())
@@ -32,7 +44,35 @@ _SYSTEM_FIELDS: Final = (
     (fmt.FLAG_PRESENT, PRESENT_FIELD),
     (fmt.FLAG_TIME, TIME_FIELD),
 )
+CHANGE_FLAGS: Final = fmt.FLAG_OP | fmt.FLAG_PRESENT
 _KNOWN_FLAGS: Final = fmt.FLAG_OP | fmt.FLAG_PRESENT | fmt.FLAG_TIME | fmt.FLAG_PLAIN
+
+
+def change_schema(schema: pa.Schema, primary_key: Sequence[int]) -> pa.Schema:
+    """Return the columns of a keyed topic's batches: nullable but for the key, then the two."""
+    fields = [
+        field if column_id(field) in primary_key else field.with_nullable(True) for field in schema
+    ]
+    return pa.schema([*fields, OP_FIELD, PRESENT_FIELD], metadata=schema.metadata)
+
+
+def plan_change_read(written: pa.Schema, wanted: pa.Schema, primary_key: Sequence[int]) -> Reader:
+    """Return a function that reads a batch of changes of one schema version as another's.
+
+    Both schemas are the topic's columns alone. The operations stay, the bitmaps are moved.
+    """
+    read_columns = plan_read(written, wanted)
+    moves = BitmapMoves([column_id(field) for field in written], [column_id(f) for f in wanted])
+    schema = change_schema(wanted, primary_key)
+    columns, system = len(wanted), len(written)
+
+    def read(batch: pa.RecordBatch) -> pa.RecordBatch:
+        # The reader goes by position and ignores the two columns after it.
+        arrays = read_columns(batch).columns[:columns]
+        present = moves.moved_array(batch.column(system + 1))
+        return pa.RecordBatch.from_arrays([*arrays, batch.column(system), present], schema=schema)
+
+    return read
 
 
 def arrow_payload(

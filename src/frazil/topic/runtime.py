@@ -16,7 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.errors import FrazilError, InvalidRequest
-from frazil.log import FRAME_RECORDS_MAX, ChainedHistory, Sender
+from frazil.log import (
+    FRAME_RECORDS_MAX,
+    PRODUCER_WINDOW_DEFAULT,
+    ChainedHistory,
+    Sender,
+)
 from frazil.model import WHOLE
 from frazil.schema import (
     MESSAGE_SCHEMA,
@@ -28,19 +33,19 @@ from frazil.schema import (
 )
 from frazil.topic.acks import check_level
 from frazil.topic.changing import TopicChanges
-from frazil.topic.frames import MessageTopicCodec, TableCodec, arrow_payload
+from frazil.topic.frames import ROWS_ARROW_MIN, MessageTopicCodec, TableCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from frazil.clock import Clock
     from frazil.config import Settings
-    from frazil.log import Codec, Log, Payload, TopicState
+    from frazil.log import Codec, Log, TopicState
     from frazil.log.codec import Entry
     from frazil.schema import IngestLimits
     from frazil.tiers import TopicTiers
     from frazil.topic.acks import TierWaits
-    from frazil.topic.frames import Columns, KeyedColumns
+    from frazil.topic.frames import ArrowCodec, Columns
 
 __all__ = []
 
@@ -178,14 +183,15 @@ class TopicRuntime:
         self.routing: tuple[int, int] | None = None
         """For a part of a keyed topic: its number and how many parts there are."""
         self.codec: Any
-        minimum = settings.log.rows_arrow_min
         if state.spec.kind == "message":
-            self.codec = MessageTopicCodec(limits=limits, rows_arrow_min=minimum, options=options)
+            self.codec = MessageTopicCodec(
+                limits=limits, rows_arrow_min=ROWS_ARROW_MIN, options=options
+            )
         else:
             self.codec = TableCodec(
                 state.schemas,
                 limits=limits,
-                rows_arrow_min=minimum,
+                rows_arrow_min=ROWS_ARROW_MIN,
                 options=options,
                 primary_key=state.spec.primary_key,
             )
@@ -367,12 +373,7 @@ class TopicRuntime:
         prepared: list[Prepared] = []
         for batch in self._converted(data, columns):
             self.check_parts(batch, columns.schema)
-            keyed = columns.keyed
-            if keyed is not None:
-                prepared.append(self.bulk(keyed, batch))
-                continue
-            payload = _summed(arrow_payload(batch, self.codec.options))
-            prepared.append((columns.arrow, payload, batch.num_rows, payload.size))
+            prepared.append(self.bulk(columns.arrow, batch))
         if not prepared:
             raise InvalidRequest("there are no records to publish", topic=self.name)
         return prepared
@@ -383,10 +384,12 @@ class TopicRuntime:
             for part in parts_of_batch(batch, *self._route(schema)):
                 self.check_part(part)
 
-    def bulk(self, keyed: KeyedColumns, batch: pa.RecordBatch) -> Prepared:
-        """Return a batch of changes, or of whole rows, as a frame of its own."""
-        payload = _summed(keyed.bulk.payload(batch))
-        return keyed.bulk.codec(), payload, batch.num_rows, payload.size
+    def bulk(self, arrow: ArrowCodec, batch: pa.RecordBatch) -> Prepared:
+        """Return a batch of records or changes as a frame of its own."""
+        payload = arrow.payload(batch)
+        # The checksum is computed in the producer's thread instead of the journal's.
+        payload = payload._replace(crc=zlib.crc32(payload.data))
+        return arrow.fresh() if arrow.tracked else arrow, payload, batch.num_rows, payload.size
 
     def entries(
         self, prepared: list[Prepared], waiters: Sequence[Any], sender: Sender | None
@@ -398,7 +401,8 @@ class TopicRuntime:
                 again, its first frames would not be recognised.
         """
         if sender is not None and sender.producer is not None:
-            self._check_frames(prepared, sender)
+            records = sum(count or 1 for _codec, _data, count, _size in prepared)
+            self.check_frames(len(prepared), records, sender)
         result: list[Entry] = []
         for (codec, data, count, size), waiter in zip(prepared, waiters, strict=True):
             result.append((self.state, codec, data, count, size, waiter, sender))
@@ -406,17 +410,16 @@ class TopicRuntime:
                 sender = sender._replace(sequence=sender.sequence + (count or 1))
         return result
 
-    def _check_frames(self, prepared: list[Prepared], sender: Sender) -> None:
-        frames_max = self.settings.producers.window_batches
-        if len(prepared) > frames_max:
+    def check_frames(self, frames: int, records: int, sender: Sender) -> None:
+        """Refuse a call of a producer that would not be recognised if it were sent again."""
+        if frames > PRODUCER_WINDOW_DEFAULT:
             raise InvalidRequest(
                 "the call is too large for an idempotent producer; split it into calls of at most "
-                "frames_max * frame_bytes_max bytes, each with its own sequence",
-                frames=len(prepared),
-                frames_max=frames_max,
+                "frames_max frames, each with its own sequence",
+                frames=frames,
+                frames_max=PRODUCER_WINDOW_DEFAULT,
                 frame_bytes_max=self.settings.log.write_bytes_max,
             )
-        records = sum(count or 1 for _codec, _data, count, _size in prepared)
         if sender.sequence + records - 1 > SEQUENCE_MAX:
             raise InvalidRequest(
                 "the sequence of the last record is too large",
@@ -467,11 +470,6 @@ class TopicRuntime:
                 sequence=sequence,
             )
         return Sender(producer, epoch, sequence, synced)
-
-
-def _summed(payload: Payload) -> Payload:
-    """Compute the checksum in the producer's thread instead of the journal's."""
-    return payload._replace(crc=zlib.crc32(payload.data))
 
 
 def _producer_name(producer: object) -> str:

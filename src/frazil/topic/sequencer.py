@@ -1,87 +1,34 @@
 """The order of a keyed topic's changes: what each one builds on, decided before it is written.
 
 A partial update is resolved against the newest image of its key, including changes that are still
-on their way to the log. Whoever publishes to a keyed topic does so through this queue: under one
-short lock the change becomes the newest of its key and enters the journal's queue, so that the
-order of resolving is the order of offsets. If the change that another one was resolved against is
-not written, the journal refuses the other one, too. An idempotent producer's change is resolved
-once: a repeat waits until the first one is written, or is not.
+on their way to the log. All publishing to a keyed topic goes through this queue: under one short
+lock the change becomes the newest of its key and enters the journal's queue, so that the order of
+resolving is the order of offsets. If the change that another one was resolved against is not
+written, the journal refuses the other one, too. An idempotent producer's change is resolved when
+all that the producer sent before is settled, so that a repeat is recognised and never resolved.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from frazil.errors import Conflict, NotFound
-from frazil.log import judge
 from frazil.model import OP_DELETE
 from frazil.topic.admission import when_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import pyarrow as pa
-
-    from frazil.errors import FrazilError
-    from frazil.log import Sender, Sent, TopicState
+    from frazil.log import Sender, TopicState
     from frazil.log.codec import Entry
     from frazil.schema import Key
     from frazil.topic.changes import Change, ChangeCodec
+    from frazil.topic.frames import ArrowCodec
+
+    Fate: TypeAlias = Change | ArrowCodec
+    """Something on its way to the log; the journal's thread sets `done` or `failed` at the end."""
 
 __all__ = []
-
-
-class SentMeanwhile(Exception):
-    """What was about to be resolved has been written meanwhile, by another try of the same call."""
-
-
-def sent_before(state: TopicState, sender: Sender | None, *, records: int) -> list[int]:
-    """Return how many records each of the batches has that a call repeats, from its first one on.
-
-    They may be fewer than the call has: then its rest was not written.
-    """
-    counts: list[int] = []
-    if sender is None or sender.producer is None:
-        return counts
-    known = {each.sequence: each.records for each in _window(state, sender)}
-    sequence = sender.sequence
-    while sequence < sender.sequence + records and sequence in known:
-        counts.append(known[sequence])
-        sequence += counts[-1]
-    return counts
-
-
-def refusal_of(state: TopicState, sender: Sender, *, records: int) -> Conflict | None:
-    """Return why the journal would not take a batch from a producer that has nothing on its way."""
-    assert sender.producer is not None
-    producer = state.producers.get(sender.producer)
-    if producer is None:
-        return None
-    if sender.epoch < producer.epoch:
-        return Conflict(
-            "producer is fenced by a newer epoch",
-            producer=sender.producer,
-            epoch=sender.epoch,
-            epoch_current=producer.epoch,
-        )
-    verdict = judge(
-        _window(state, sender),
-        sequence=sender.sequence,
-        count=records,
-        producer=sender.producer,
-    )
-    return verdict if isinstance(verdict, Conflict) else None
-
-
-def _window(state: TopicState, sender: Sender) -> list[Sent]:
-    """Return the last batches of a producer under its epoch, oldest first."""
-    assert sender.producer is not None
-    producer = state.producers.get(sender.producer)
-    if producer is None or producer.epoch != sender.epoch:
-        return []
-    return list(producer.window)
-
 
 NEWEST_MAX: Final = 4096
 NEWEST_BYTES_MAX: Final = 4 << 20
@@ -89,65 +36,33 @@ NEWEST_BYTES_MAX: Final = 4 << 20
 POLL_S: Final = 0.0005
 
 
-class Fate(Protocol):
-    """Something on its way to the log; the journal's thread sets one of the flags at the end."""
+def is_next(state: TopicState, sender: Sender | None) -> bool:
+    """Tell whether a call is new to the journal, once all that its producer sent is settled.
 
-    done: bool
-    failed: bool
+    The journal answers any other call without writing it: as a repeat, or as a conflict.
+    """
+    if sender is None or sender.producer is None:
+        return True
+    producer = state.producers.get(sender.producer)
+    if producer is None or sender.epoch > producer.epoch or not producer.window:
+        return True
+    last = producer.window[-1]
+    return sender.epoch == producer.epoch and sender.sequence == last.sequence + last.records
 
 
 class Image(NamedTuple):
-    """The newest state of a key under `codec`'s columns.
-
-    `values` are the row's, None if there is no row or if Python has no form for one of its values
-    (finer than a microsecond): then `stored` is the row, a batch of one.
-    """
+    """The newest state of a key under `codec`'s columns."""
 
     values: tuple[object, ...] | None
+    """The row's values, None if there is no row."""
     base: Change | None
     """The change on its way that this is the result of; None if it is written."""
     codec: ChangeCodec
-    stored: pa.RecordBatch | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Tell whether there is such a row."""
-        return self.values is not None or self.stored is not None
 
 
 if TYPE_CHECKING:
     LookBelow = Callable[[Sequence[Key], ChangeCodec], Sequence[Image]]
     """Returns the written state of each key under the columns of a codec."""
-
-
-class Seen(NamedTuple):
-    """What a sequencer knows of a key at one moment; two that are equal tell of no change."""
-
-    forgotten: int
-    latest: Change | None
-    """The last change that was queued, whatever became of it.
-
-    It tells of changes that came and were written in between: where the last of them failed, there
-    is again only the written state, and that has changed.
-    """
-    change: Change | None
-    bulk: Fate | None
-    """A batch on its way that may have the key."""
-
-
-class _Bulk(NamedTuple):
-    """A whole batch on its way, and the newest changes before it."""
-
-    fate: Fate
-    before: dict[Key, Change]
-
-
-class _Sending(NamedTuple):
-    """A batch of an idempotent producer on its way."""
-
-    epoch: int
-    sequence: int
-    fate: Fate
 
 
 class Sequencer:
@@ -158,36 +73,22 @@ class Sequencer:
         self._look_below = look_below
         self._lock = threading.Lock()
         self._newest: dict[Key, Change] = {}
-        """Newer than everything in `_bulks`."""
+        """The newest change of each key, of those after the last whole batch."""
         self._newest_bytes = 0
         self._newest_max = NEWEST_MAX
-        self._bulks: tuple[_Bulk, ...] = ()
-        self._sending: dict[str, list[_Sending]] = {}
-        """By the producers' names; some of it may have arrived."""
+        self._batches: list[ArrowCodec] = []
+        """Whole batches on their way. The keys they change are found below, once they are written."""
+        self._before: dict[Key, Change] = {}
+        """Changes on their way before the last of these batches."""
+        self._sending: dict[str, Sequence[Fate]] = {}
+        """What is on its way, by producer; some of it may have arrived."""
         self._forgotten = 0
         """Counts how often something that a look below would not see left `_newest`."""
         self.journal = queue.journal
 
-    @property
-    def wait_s(self) -> float:
-        """Return how long a publish may wait for room."""
-        wait: float = self._queue.wait_s
-        return wait
-
-    @property
-    def queued(self) -> tuple[int, int]:
-        """Return the records and bytes that wait."""
-        queued: tuple[int, int] = self._queue.queued
-        return queued
-
-    def overloaded(self) -> FrazilError:
-        """Return the error for a full queue."""
-        error: FrazilError = self._queue.overloaded()
-        return error
-
-    def on_space(self, callback: Callable[[], None]) -> None:
-        """Call back once when the queue has been emptied next."""
-        self._queue.on_space(callback)
+    def __getattr__(self, name: str) -> Any:
+        """Return what the queue itself has: `wait_s`, `on_space`, `overloaded`."""
+        return getattr(self._queue, name)
 
     # -- the queue -------------------------------------------------------------------------------
 
@@ -196,28 +97,24 @@ class Sequencer:
         _topic, codec, change, count, size, _waiter, sender = entry
         if count or sender is not None or codec is None or codec.solo:
             return self.submit_all((entry,))
-        # One change of nobody in particular, the plain case without detours.
+        # One change without a producer, the plain case without detours.
         with self._lock:
-            if len(self._newest) > self._newest_max or self._newest_bytes > NEWEST_BYTES_MAX:
-                self._forget()
-            newest, key = self._newest, change.key
-            known = newest.get(key)
-            change.previous = None if known is None else _standing(known)
             if not self._queue.submit(entry):
-                change.previous = None
                 return False
-            newest[key] = change
-            self._newest_bytes += size
+            self._note(change, size)
         return True
 
     def submit_all(self, entries: Sequence[Entry]) -> bool:
         """Take entries next to each other, all or none; False if there is no room."""
         with self._lock:
-            return self._submit(entries)
+            return self._take(entries)
 
-    def submit_repeat(self, entries: Sequence[Entry]) -> bool:
-        """Take what was written before and is only to be answered again; False without room."""
-        return bool(self._queue.submit_all(entries))
+    def submit_answered(
+        self, entries: Sequence[Entry], sender: Sender | None, sent: Sequence[Fate]
+    ) -> bool | None:
+        """Take what the journal will only answer; None if the producer sent something since."""
+        with self._lock:
+            return bool(self._queue.submit_all(entries)) if self.is_last(sender, sent) else None
 
     def submit_waiting(self, *entries: Entry) -> None:
         """Take entries next to each other, waiting for room.
@@ -229,106 +126,73 @@ class Sequencer:
         """
         when_room(self, lambda: self.submit_all(entries) or None)
 
-    def _submit(self, entries: Sequence[Entry]) -> bool:
-        newest, bulks = self._newest, self._bulks
-        if any(codec is not None and codec.solo for _topic, codec, *_rest in entries):
-            # What is put back if there is no room must not have been changed meanwhile.
-            self._newest = dict(newest)
-        before = self._register(entries)
-        taken = False
-        try:
-            taken = bool(self._queue.submit_all(entries))
-        finally:
-            if not taken:
-                self._restore(before, newest, bulks)
-        for _topic, codec, data, count, _size, _waiter, sender in entries if taken else ():
-            if sender is not None and sender.producer is not None and codec is not None:
-                last = data[-1] if count and not codec.solo else data
-                self._note_sending(sender, cast("Fate", codec) if codec.solo else last)
-        return taken
+    def _take(self, entries: Sequence[Entry]) -> bool:
+        if not self._queue.submit_all(entries):
+            return False
+        for _topic, codec, data, count, size, _waiter, sender in entries:
+            assert codec is not None
+            fate: Any = codec
+            if codec.solo:
+                self._note_batch(fate)
+            else:
+                for fate in data if count else (data,):
+                    self._note(fate, size // (count or 1))
+            if sender is not None and sender.producer is not None:
+                self._note_sending(sender.producer, fate)
+        return True
 
-    def _register(self, entries: Sequence[Entry]) -> list[tuple[Key, Change | None]]:
-        """Make the entries' changes the newest of their keys; return what to put back."""
+    def _note(self, change: Change, size: int) -> None:
+        """Make a change the newest of its key."""
         if len(self._newest) > self._newest_max or self._newest_bytes > NEWEST_BYTES_MAX:
             self._forget()
-        before: list[tuple[Key, Change | None]] = []
-        for _topic, codec, data, count, size, _waiter, _sender in entries:
-            assert codec is not None
-            if codec.solo:
-                # A whole batch: which keys it changes is found out below, once it is written.
-                self._bulks = (*_needed(self._bulks), _Bulk(cast("Fate", codec), self._newest))
-                self._newest = {}
-                self._forgotten += 1
-                continue
-            newest = self._newest
-            self._newest_bytes += size
-            for change in data if count else (data,):
-                known = newest.get(change.key)
-                before.append((change.key, known))
-                change.previous = _standing(known)
-                newest[change.key] = change
-        return before
+        known = self._newest.get(change.key)
+        change.previous = None if known is None else _standing(known)
+        self._newest[change.key] = change
+        self._newest_bytes += size
 
-    def _restore(
-        self,
-        before: list[tuple[Key, Change | None]],
-        newest: dict[Key, Change],
-        bulks: tuple[_Bulk, ...],
-    ) -> None:
-        self._forgotten += 1
-        changed = self._newest is newest
-        self._newest, self._bulks = newest, bulks
-        for key, known in reversed(before) if changed else ():
-            if known is None:
-                newest.pop(key, None)
-            else:
-                newest[key] = known
+    def _note_batch(self, codec: ArrowCodec) -> None:
+        self._forget()
+        self._before |= self._newest
+        self._newest = {}
+        self._batches = [*(each for each in self._batches if not _is_settled(each)), codec]
 
     def _forget(self) -> None:
         """Forget the changes that are written: from now on they are found below."""
         self._forgotten += 1
         self._newest = _unwritten(self._newest)
-        self._bulks = tuple([_Bulk(bulk.fate, _unwritten(bulk.before)) for bulk in self._bulks])
+        self._before = _unwritten(self._before)
         self._newest_bytes = sum(len(change.packed) for change in self._newest.values())
         # Under a long queue the next look is worth its while only when it has grown again.
         self._newest_max = max(NEWEST_MAX, 2 * len(self._newest))
 
     # -- idempotent producers --------------------------------------------------------------------
 
-    def _note_sending(self, sender: Sender, fate: Fate) -> None:
+    def _note_sending(self, producer: str, fate: Fate) -> None:
         if len(self._sending) > NEWEST_MAX:
-            self._sending = {name: left for name in self._sending if (left := self._on_way(name))}
-        assert sender.producer is not None
-        fresh = _Sending(sender.epoch, sender.sequence, fate)
-        self._sending[sender.producer] = [*self._on_way(sender.producer), fresh]
-
-    def _on_way(self, producer: str) -> list[_Sending]:
-        """Return what a producer has sent and the journal has not settled."""
+            self._sending = {
+                name: sent
+                for name, sent in self._sending.items()
+                if not all(map(_is_settled, sent))
+            }
         sent = self._sending.get(producer, ())
-        return [each for each in sent if not (each.fate.done or each.fate.failed)]
+        self._sending[producer] = [*(each for each in sent if not _is_settled(each)), fate]
 
-    def idle(self, producer: str) -> bool:
-        """Tell whether nothing of a producer is on its way."""
-        with self._lock:
-            return not self._on_way(producer)
-
-    def wait_sent(self, sender: Sender | None) -> None:
-        """Wait until the journal has settled all from a producer's sequence on."""
-        while sender is not None and sender.producer is not None:
-            with self._lock:
-                fate = self._repeated(sender)
-            if fate is None:
-                return
-            self._wait_for(fate)
-
-    def _repeated(self, sender: Sender | None) -> Fate | None:
-        """Return the queued batch that a call repeats, or one after it."""
+    def settled(self, sender: Sender | None) -> Sequence[Fate]:
+        """Wait until all that a producer sent is settled; return it, for `is_last`."""
         if sender is None or sender.producer is None:
-            return None
-        for each in self._on_way(sender.producer):
-            if each.epoch == sender.epoch and each.sequence >= sender.sequence:
-                return each.fate
-        return None
+            return ()
+        while True:
+            sent = self._sending.get(sender.producer, ())
+            unsettled = next((each for each in sent if not _is_settled(each)), None)
+            if unsettled is None:
+                return sent
+            self._wait_for(unsettled)
+
+    def is_last(self, sender: Sender | None, sent: Sequence[Fate]) -> bool:
+        """Tell whether a producer sent nothing after what `settled` returned."""
+        if sender is None or sender.producer is None:
+            return True
+        return self._sending.get(sender.producer, ()) is sent
 
     # -- what a change builds on -----------------------------------------------------------------
 
@@ -337,73 +201,63 @@ class Sequencer:
         keys: Sequence[Key],
         codec: ChangeCodec,
         build: Callable[[Sequence[Image]], Sequence[Entry]],
-        *,
         sender: Sender | None = None,
-        is_sent: Callable[[], bool] = lambda: False,
-    ) -> bool:
+        sent: Sequence[Fate] = (),
+    ) -> bool | None:
         """Look the keys up, build entries from their images, and submit them as one step.
 
-        Returns False if the queue has no room. `build` may raise; it runs again when another change
-        of one of the keys came in between. `is_sent` says whether a producer's call is written.
-
-        Raises:
-            SentMeanwhile: if it is, now that everything before it has arrived.
+        Returns False if the queue has no room, None if the producer sent something after `sent`.
+        `build` may raise; it runs again when another change of one of the keys came in between.
         """
         while True:
-            self.wait_sent(sender)
-            if is_sent():
-                raise SentMeanwhile
             with self._lock:
                 seen = [self._seen(key) for key in keys]
-            pending = next((each.bulk for each in seen if each.bulk is not None), None)
+            pending = next((batch for *_rest, batch in seen if batch is not None), None)
             if pending is not None:
                 self._wait_for(pending)
                 continue
-            below = [key for key, each in zip(keys, seen, strict=True) if each.change is None]
+            changes = [change for _forgotten, _latest, change, _batch in seen]
+            below = [key for key, change in zip(keys, changes, strict=True) if change is None]
             rows = iter(self._look_below(below, codec) if below else ())
-            images = [next(rows) if each.change is None else _image(each.change) for each in seen]
-            try:
-                entries = build(images)
-            except (Conflict, NotFound):
-                with self._lock:
-                    raced = self._repeated(sender) is not None or is_sent()
-                if raced:
-                    # What refused it may be what the same call has written before.
-                    continue
-                raise
+            entries = build([next(rows) if each is None else _image(each) for each in changes])
             with self._lock:
-                if self._repeated(sender) is not None or is_sent():
-                    continue
+                if not self.is_last(sender, sent):
+                    return None
                 if [self._seen(key) for key in keys] == seen:
-                    return self._submit(entries)
+                    return self._take(entries)
 
-    def _seen(self, key: Key) -> Seen:
-        """Return what is known of a key, under the lock; nothing may mean: look below."""
-        return Seen(self._forgotten, self._newest.get(key), *self._find(key))
+    def _seen(self, key: Key) -> tuple[int, Change | None, Change | None, ArrowCodec | None]:
+        """Return what is known of a key, under the lock; two that are equal tell of no change.
 
-    def _find(self, key: Key) -> tuple[Change | None, Fate | None]:
+        The second is the last change that was queued, whatever became of it: it tells of changes
+        that came and were written in between, where the last of them failed. The others are those
+        of `_find`.
+        """
+        return self._forgotten, self._newest.get(key), *self._find(key)
+
+    def _find(self, key: Key) -> tuple[Change | None, ArrowCodec | None]:
         """Return the newest change of a key that did not fail; nothing means: look below.
 
-        Or what must be written before that can be known: a batch, which may have the key.
+        Or what must be settled before that can be known: a batch, which may have the key.
         """
         change = _not_failed(self._newest.get(key))
-        for bulk in reversed(self._bulks) if change is None else ():
-            if bulk.fate.done:
-                # It is written and seen, and so is everything that went before it.
-                break
-            if not bulk.fate.failed:
-                return None, bulk.fate
-            change = _not_failed(bulk.before.get(key))
-            if change is not None:
-                break
-        return change, None
+        if change is not None or not self._batches:
+            return change, None
+        batch = next((each for each in self._batches if not _is_settled(each)), None)
+        # A batch may be refused while changes before it are still on their way. If one batch is
+        # written, so is everything before it, and a look below finds it.
+        return (None, batch) if batch is not None else (_standing(self._before.get(key)), None)
 
     def _wait_for(self, fate: Fate) -> None:
         pause = threading.Event()
-        while not (fate.done or fate.failed):
+        while not _is_settled(fate):
             if self.journal.failed is not None:
                 raise self.journal.closed_error()
             pause.wait(POLL_S)
+
+
+def _is_settled(fate: Fate) -> bool:
+    return fate.done or fate.failed
 
 
 def _not_failed(change: Change | None) -> Change | None:
@@ -425,16 +279,6 @@ def _standing(change: Change | None) -> Change | None:
 def _unwritten(newest: dict[Key, Change]) -> dict[Key, Change]:
     """Return those of the newest changes that only this queue knows of."""
     return {key: change for key, change in newest.items() if _standing(change) is not None}
-
-
-def _needed(bulks: Sequence[_Bulk]) -> list[_Bulk]:
-    """Return the batches that still say something: from the last one that was written on."""
-    last = max((n for n, bulk in enumerate(bulks) if bulk.fate.done), default=-1)
-    return [
-        bulk
-        for bulk in bulks[last + 1 :]
-        if not bulk.fate.failed or any(map(_standing, bulk.before.values()))
-    ]
 
 
 def _image(change: Change) -> Image:

@@ -33,19 +33,27 @@ from frazil.units import parse_bytes, parse_duration_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.config import Settings
     from frazil.log import TopicState
     from frazil.schema import Change, IngestLimits
 
 __all__ = []
 
-_SYNC_MODES: Final = ("none", "periodic", "commit")
-_ON_FULL: Final = ("block", "expire")
-_UNKNOWN_KEY: Final = ("ignore", "error", "insert")
+_CHOICES: Final = {
+    "sync": ("none", "periodic", "commit"),
+    "on_full": ("block", "expire"),
+    "unknown_key": ("ignore", "error", "insert"),
+    "lake": (True, False),
+    "objects": (True, False),
+}
+"""The values of topic options that have a few."""
+_AGES: Final = {"retention_age": "retention_us", "objects_retention_age": "objects_retention_us"}
+"""Topic options that are ages, and the fields of `TopicSpec` that keep them."""
 NAMESPACE_OF_SQL: Final = "information_schema"
 _HOLD_NAME: Final = re.compile(r"[\w.:/-]{1,200}\Z")
 PUBLISH_OPTIONS: Final = frozenset({"ack", "producer", "sequence", "producer_epoch"})
 """Keywords of a publish that are no fields of the record."""
+PARTITIONS_MAX: Final = 256
+"""So many parts a topic may have."""
 LIMIT_MAX: Final = 2**63 - 1
 """The largest limit of a topic, in bytes or microseconds."""
 TOPIC_ENCODER: Final = msgspec.msgpack.Encoder()
@@ -75,7 +83,6 @@ def request_topic(
     partitions: object,
     options: Mapping[str, object],
     limits: IngestLimits,
-    settings: Settings,
     loose_part: bool = False,
 ) -> TopicRequest:
     """Check a request for a new topic; only a `loose_part` may be named like a part.
@@ -99,13 +106,13 @@ def request_topic(
     sorts = (sort_by,) if isinstance(sort_by, str) else _names("sort_by", sort_by)
     if not isinstance(partitions, int) or isinstance(partitions, bool):
         raise InvalidRequest("partitions must be a whole number", got=type(partitions).__name__)
-    if not 0 <= partitions <= settings.topics.partitions_max:
+    if not 0 <= partitions <= PARTITIONS_MAX:
         raise InvalidRequest(
             "number of partitions is out of range",
             partitions=partitions,
-            partitions_max=settings.topics.partitions_max,
+            partitions_max=PARTITIONS_MAX,
         )
-    clean = check_options(options, settings)
+    clean = check_options(options)
     if columns is None:
         if keys or fields_by or sorts:
             raise InvalidRequest(
@@ -212,27 +219,18 @@ def _pairs(what: str, mapping: object) -> list[tuple[str, Any]]:
     return list(mapping.items())
 
 
-def check_options(options: Mapping[str, object], settings: Settings) -> dict[str, Any]:
+def check_options(options: Mapping[str, object]) -> dict[str, Any]:
     """Check the options of a topic that may be given at creation and by `alter`."""
-    del settings
     clean: dict[str, Any] = {}
     for key, value in options.items():
         if value is None:
             continue
-        if key == "sync":
-            clean[key] = _one_of(key, value, _SYNC_MODES)
-        elif key == "on_full":
-            clean[key] = _one_of(key, value, _ON_FULL)
-        elif key == "retention_age":
-            clean["retention_us"] = _limit(key, int(parse_duration_s(value) * 1_000_000))
+        if key in _CHOICES:
+            clean[key] = _one_of(key, value, _CHOICES[key])
+        elif key in _AGES:
+            clean[_AGES[key]] = _limit(key, int(parse_duration_s(value) * 1_000_000))
         elif key in {"retention_bytes", "objects_retention_bytes"}:
             clean[key] = _limit(key, parse_bytes(value))
-        elif key == "unknown_key":
-            clean[key] = _one_of(key, value, _UNKNOWN_KEY)
-        elif key in {"lake", "objects"}:
-            clean[key] = _switch(key, value)
-        elif key == "objects_retention_age":
-            clean["objects_retention_us"] = _limit(key, int(parse_duration_s(value) * 1_000_000))
         elif key == "signals":
             clean[key] = checked_limits(dict(_pairs(key, value)))
         else:
@@ -267,20 +265,15 @@ def _limit(key: str, value: int) -> int:
     return value
 
 
-def _switch(key: str, value: object) -> bool:
-    if not isinstance(value, bool):
+def _one_of(key: str, value: object, allowed: Sequence[str | bool]) -> str | bool:
+    if not isinstance(value, (str, bool)) or value not in allowed:
         raise InvalidRequest(
-            "topic option has a wrong value", option=key, got=value, allowed="True|False"
+            "topic option has a wrong value",
+            option=key,
+            got=value,
+            allowed="|".join(map(str, allowed)),
         )
     return value
-
-
-def _one_of(key: str, value: object, allowed: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise InvalidRequest(
-            "topic option has a wrong value", option=key, got=value, allowed="|".join(allowed)
-        )
-    return str(value)
 
 
 def specs_of(

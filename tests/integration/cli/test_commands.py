@@ -192,7 +192,7 @@ def test_global_options_reach_the_settings(call):
 def filled(call, tmp_path):
     """A directory with several sealed segments and three topics."""
     small = ("--set", "log.segment_bytes_max=1200KiB", "--set", "log.write_bytes_max=150KiB")
-    small += ("--set", "topics.message_bytes_max=100KiB", "--set", "log.prefill_bytes=0")
+    small += ("--set", "topics.message_bytes_max=100KiB")
     call("topic", "create", "own")
     call("publish", "own", given="own\n")
     call("publish", "rows", given='{"id":1}\n{"id":2}\n')

@@ -259,17 +259,17 @@ def test_a_call_of_which_nothing_was_written_may_be_sent_again(tmp_path):
 
 def test_a_producer_s_call_is_never_larger_than_what_is_remembered(tmp_path):
     """A call that could not be sent again is refused at once; the largest that fits repeats."""
-    with open_small(tmp_path, producers={"window_batches": 3}) as db:
+    with open_small(tmp_path) as db:
         topic = db.create_topic("t")
-        records = [b"x" * 30_000] * 8
+        records = [b"x" * 30_000] * 12
         with pytest.raises(InvalidRequest, match="split it") as caught:
             topic.append_many(records, producer="p", sequence=0)
-        assert caught.value.details["frames"] == 4
-        assert caught.value.details["frames_max"] == 3
+        assert caught.value.details["frames"] == 6
+        assert caught.value.details["frames_max"] == 5
         assert topic.stats()["message_count"] == 0
-        first = topic.append_many(records[:6], producer="p", sequence=0)
-        again = topic.append_many(records[:6], producer="p", sequence=0)
-        assert (again.offset, again.offset_last) == (first.offset, first.offset_last) == (0, 5)
-        assert topic.append_many(records[6:], producer="p", sequence=6).offset == 6
+        first = topic.append_many(records[:10], producer="p", sequence=0)
+        again = topic.append_many(records[:10], producer="p", sequence=0)
+        assert (again.offset, again.offset_last) == (first.offset, first.offset_last) == (0, 9)
+        assert topic.append_many(records[10:], producer="p", sequence=10).offset == 10
         topic.append_many(records)
-        assert topic.stats()["message_count"] == 16
+        assert topic.stats()["message_count"] == 24

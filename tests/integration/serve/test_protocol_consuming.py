@@ -36,7 +36,6 @@ HEALTH, SEGMENTS = "HealthCheck.HealthCheck", "StorageService.ListSegmentDescrip
 PRODUCER, CONSUMER = 0, 1
 WELL, CLOSE = 0, 1
 UNKNOWN_ID = 4711
-LONG = "n" * 101
 ECHO = Gives(request_id=ASKED)
 """A reply that only carries the request's id."""
 

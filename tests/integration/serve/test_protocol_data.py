@@ -32,7 +32,7 @@ HEALTH, SEGMENTS = "HealthCheck.HealthCheck", "StorageService.ListSegmentDescrip
 PRODUCER, CONSUMER = 0, 1
 WELL, CLOSE = 0, 1
 UNKNOWN_ID = 4711
-LONG = "n" * 101
+LONG = "n" * 1025
 ECHO = Gives(request_id=ASKED)
 """A reply that only carries the request's id."""
 

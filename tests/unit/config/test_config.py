@@ -49,17 +49,13 @@ def test_the_defaults_are_what_the_design_says():
     assert settings.data_dir == "./data"
     assert settings.log.segment_bytes_max == 128 << 20
     assert settings.log.sync == "commit"
-    assert settings.log.sync_bytes_max == 10_000_000
-    assert settings.log.marker_delay_s == 0.02
     assert settings.log.retention_age_s == 48 * 3600
     assert settings.topics.message_bytes_max == 1 << 20
-    assert settings.producers.window_batches == 5
     assert settings.metadata.backend == "sqlite"
     assert settings.memory.enabled
     assert settings.memory.budget_bytes == 2 << 30
     assert settings.memory.flush_offsets == 100_000
     assert settings.disk.bytes_max == 100_000_000_000
-    assert settings.disk.commit_bytes == 1_000_000_000
     assert not settings.lake.default
     assert settings.lake.writer.flush_interval == 60
     assert settings.lake.writer.target_file_bytes == 128 << 20
@@ -168,12 +164,12 @@ def test_variables_of_tests_and_strangers_are_left_alone():
         ("data_dir", "a\0b"),
         ("log.sync", "Commit!"),
         ("log.sync", True),
-        ("log.queue_records_max", True),
-        ("log.queue_records_max", 1.5),
-        ("log.queue_records_max", "many"),
+        ("topics.topics_max", True),
+        ("topics.topics_max", 1.5),
+        ("topics.topics_max", "many"),
         ("log.segment_bytes_max", "12 parsecs"),
-        ("log.segment_age_max_s", float("nan")),
-        ("log.segment_age_max_s", ["1h"]),
+        ("log.retention_age_s", float("nan")),
+        ("log.retention_age_s", ["1h"]),
         ("log.free_ratio_min", "nan"),
         ("log.free_ratio_min", "half"),
         ("topics.auto_create", "maybe"),
@@ -230,8 +226,6 @@ def test_a_wrong_choice_names_the_nearest():
         ),
         ({"topics.message_bytes_max": "11MiB"}, "topics.message_bytes_max", "log.write_bytes_max"),
         ({"log.sync_interval_s": 0}, "log.sync_interval_s", "log.sync"),
-        ({"log.prefill_bytes": "200MiB"}, "log.prefill_bytes", "log.segment_bytes_max"),
-        ({"topics.message_bytes_max": 100}, "topics.key_bytes_max", "topics.message_bytes_max"),
         ({"memory.budget_bytes": "9MiB"}, "memory.budget_bytes", "log.write_bytes_max"),
     ],
 )
@@ -323,7 +317,7 @@ def test_settings_survive_pickling():
         ("log: 5\n", "section"),
         ("log:\n  sync:\n    mode: none\n", "unknown setting"),
         ("lake:\n  writer: 5\n", "section"),
-        ("lake:\n  writer:\n    batch_size: {a: 1}\n", "refused"),
+        ("lake:\n  writer:\n    flush_interval: {a: 1}\n", "refused"),
         ("lake:\n  spark:\n    conf: [1]\n", "must be one value"),
         ("lake:\n  spark:\n    conf: {a: {b: 1}}\n", "must be one value"),
         ("lake:\n  spark:\n    conf: {a: 1, a: 2}\n", "given twice"),

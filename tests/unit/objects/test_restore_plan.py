@@ -52,7 +52,7 @@ def add_object(found, footer, *, named=False):
 
 def planned(backup, found, *, local_all=False):
     """Plan a restore with a fixed margin."""
-    return plan_restore(backup, found, local_all=local_all, offset_margin=MARGIN, producer_window=5)
+    return plan_restore(backup, found, local_all=local_all, offset_margin=MARGIN)
 
 
 def state_with(*specs, following=0):

@@ -17,7 +17,7 @@ from frazil.schema.columns import IngestLimits
 from frazil.schema.evolution import AddColumn, DropColumn, RenameColumn, WidenColumn, evolve
 from frazil.schema.present import positions_of
 from frazil.topic import completed, merged
-from tests.unit.schema.keyed_topic import topic_codec, use
+from tests.unit.schema.keyed_topic import frame_of, topic_codec, use
 
 ROW = {
     "id": 7,
@@ -208,18 +208,9 @@ def test_an_unknown_key_is_completed_with_nulls():
         completed(codec.prepare_update(9, {"score": 1.0}))
 
 
-def test_an_operation_can_be_replaced():
-    """An update of a key that may lie below becomes a partial upsert."""
-    codec = changes()
-    change = codec.prepare_update(9, {"name": "n"})
-    fresh = codec.with_op(change, OP_UPSERT)
-    assert (fresh.op, fresh.present, fresh.values) == (OP_UPSERT, change.present, change.values)
-    assert msgspec.msgpack.decode(fresh.packed)[-2] == OP_UPSERT
-
-
 def test_a_stored_row_is_an_image_as_a_user_would_have_given_it():
     """Read back from Arrow, a row is packed to the same bytes."""
-    topic, _schema = topic_codec({"id": "long", "at": "timestamp[ns]", "l": "list<int>"})
+    topic, _schema = topic_codec({"id": "long", "at": "timestamp", "l": "list<int>"})
     codec = topic.columns.keyed.changes
     row = {"id": 1, "at": MOMENT, "l": [1, None]}
     change = codec.prepare_upsert(row)
@@ -227,15 +218,22 @@ def test_a_stored_row_is_an_image_as_a_user_would_have_given_it():
     assert codec.whole(codec.image(batch, 1), OP_UPSERT).packed == change.packed
 
 
-def test_a_row_finer_than_python_can_say_has_no_image():
-    """A change of it stays partial: nothing is rounded."""
+def test_nanoseconds_of_an_image_are_counted():
+    """Nothing is rounded, and a change of such a row is written as Arrow."""
     topic, _schema = topic_codec({"id": "long", "at": "timestamp[ns]"})
     codec = topic.columns.keyed.changes
     stamps = pa.array([MOMENT_NS, MOMENT_NS + 1, None], pa.timestamp("ns"))
     batch = pa.RecordBatch.from_arrays([pa.array([1, 2, 3]), stamps], names=["id", "at"])
-    assert codec.image(batch, 0) == (1, MOMENT)
-    assert codec.image(batch, 1) is None
-    assert codec.image(batch, 2) == (3, None)
+    images = [codec.image(batch, row) for row in range(3)]
+    assert images == [(1, MOMENT_NS), (2, MOMENT_NS + 1), (3, None)]
+    for image, kind in zip(images, [fmt.KIND_ARROW, fmt.KIND_ARROW, fmt.KIND_ROWS], strict=True):
+        payload = codec.encode([codec.whole(image, OP_UPSERT)])
+        assert payload.kind == kind
+        found = topic.decode(frame_of(payload, count=1))
+        assert found.column("at").cast(pa.int64()).to_pylist() == [image[1]]
+    given = codec.prepare_upsert({"id": 1, "at": MOMENT})
+    assert codec.as_stored(codec.whole((1, MOMENT_NS), OP_UPSERT).values) == (1, MOMENT_NS)
+    assert codec.encode([given, codec.whole(images[1], OP_UPSERT)]).kind == fmt.KIND_ARROW
 
 
 # -- the journal -----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class TableTopic(Topic):
         """Write an Arrow batch, of the topic's columns or of changes, as one frame."""
         keyed = self.codec.columns.keyed
         if keyed is not None:
-            payload, version = keyed.bulk.payload(batch), keyed.bulk.version
+            payload, version = keyed.arrow.payload(batch), keyed.arrow.version
         else:
             payload, version = arrow_payload(batch, self.codec.options), self.codec.version
         return self.write(payload, batch.num_rows, version=version, **options)

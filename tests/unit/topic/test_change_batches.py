@@ -146,8 +146,8 @@ def test_a_batch_of_changes_is_one_frame_and_comes_back():
     """What the topic reads is what was checked, with the flags of both columns."""
     codec, _schema = topic_codec(COLUMNS)
     (batch,) = converted(with_ops(["c", "u", "d"], l=[[1], [], None]), codec)
-    bulk = codec.columns.keyed.bulk
+    bulk = codec.columns.keyed.arrow
     payload = bulk.payload(batch)
-    assert bulk.codec().encode(payload) is payload
+    assert bulk.fresh().encode(payload) is payload
     assert payload.flags == fmt.FLAG_OP | fmt.FLAG_PRESENT
     assert codec.decode(frame_of(payload, count=3)).equals(batch)

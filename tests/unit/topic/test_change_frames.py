@@ -144,7 +144,7 @@ def test_old_changes_read_under_new_columns(rows_arrow_min):
 def test_a_batch_that_waits_is_rewritten_when_the_columns_change():
     """Changes in bulk and plain batches alike; the first codec learns what became of them."""
     codec, schema = topic_codec(COLUMNS)
-    bulk = codec.columns.keyed.bulk
+    bulk = codec.columns.keyed.arrow
     rows = [(*change.values, change.op, change.present) for change in some_changes(codec)]
     names = codec.batch_schema.names
     changes = pa.RecordBatch.from_pylist(
@@ -155,14 +155,14 @@ def test_a_batch_that_waits_is_rewritten_when_the_columns_change():
     for batch, flags in ((changes, FLAGS), (plain, 0)):
         payload = bulk.payload(batch)
         assert payload.flags == flags
-        first = bulk.codec()
+        first = bulk.fresh()
         fresh, data = first.upgraded(payload, many=True)
         assert (first.version, fresh.version) == (1, 2)
         found = codec.decode(frame_of(fresh.encode(data), count=batch.num_rows, version=2))
         assert found.column("n").to_pylist() == batch.column("n").to_pylist()
         fresh.settled(data, many=True, written=True)
         assert (first.done, first.failed, fresh.done) == (True, False, True)
-    data = bulk.codec().upgraded(bulk.payload(changes), many=True)[1]
+    data = bulk.fresh().upgraded(bulk.payload(changes), many=True)[1]
     found = codec.decode(frame_of(data, count=4, version=2))
     assert positions_of(found.column("_present")[2].as_py()) == [0, 1]
 

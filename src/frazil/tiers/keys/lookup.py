@@ -33,7 +33,7 @@ _EPOCH: Final = pa.scalar(0, pa.timestamp("us", "UTC")).as_py()
 
 
 class StoredRow(NamedTuple):
-    """A row at some offset: its values, or a batch of one for values that Python cannot hold."""
+    """A row at some offset: its values from memory, or else a batch of one."""
 
     offset: int
     time_us: int
@@ -112,10 +112,10 @@ class KeyLookup:
         images: list[Image] = []
         for key in keys:
             found = self.stored(key, codec)
-            if found is None:
-                images.append(Image(None, None, codec))
-            else:
-                images.append(Image(found.values, None, codec, found.batch))
+            values = None if found is None else found.values
+            if found is not None and found.batch is not None:
+                values = codec.image(found.batch, 0)
+            images.append(Image(values, None, codec))
         return images
 
     def has(self, key: Key) -> bool:
@@ -177,8 +177,7 @@ class KeyLookup:
         time_us = batch.column("_time").cast("int64")[0].as_py()
         # Found by their ids: the columns may have changed since the codec was taken.
         columns = _under(batch, codec.schema, "_op", "_present")
-        values = codec.image(columns, 0)
-        return StoredRow(offset, time_us, values, None if values is not None else columns)
+        return StoredRow(offset, time_us, None, columns)
 
 
 def _under(batch: pa.RecordBatch, fields: Iterable[pa.Field], *system: str) -> pa.RecordBatch:
