@@ -343,5 +343,4 @@ def let_go(engine):
     with contextlib.suppress(BaseException):
         engine._indexer.close()
     with contextlib.suppress(BaseException):
-        if engine._query_engine is not None:
-            engine._query_engine.close()
+        engine._sql.close()

@@ -54,10 +54,9 @@ SEAM_EXCEPTIONS = {
 
 BROAD_EXCEPTS = {
     "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
-    "engine/engine.py": "what a failed creation wrote is taken back, whatever went wrong",
+    "engine/engine.py": "a failed creation is undone, and one unusable topic keeps no other shut",
     "subscribe/dead_letters.py": "the top of a dead letter's task: a bug is logged, the record stays",
     "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
-    "engine/registry.py": "one topic that cannot be used must not keep the others shut",
     "background.py": "a step of a background thread failed: the other steps go on",
     "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
     "serve/http.py": "the top of a request: a bug in a page is that request's status, no more",

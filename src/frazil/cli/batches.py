@@ -77,10 +77,9 @@ class BatchWriter:
         self,
         batch: pa.RecordBatch,
         *,
-        edit: Callable[[Rows, int], None] | None = None,
         go_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Write a batch page by page; `edit` changes rows of NDJSON from an index on."""
+        """Write a batch page by page, while `go_on` says so."""
         for start in range(0, batch.num_rows, PAGE_ROWS):
             if not go_on():
                 return
@@ -89,10 +88,7 @@ class BatchWriter:
                 self._arrow.write_batch(page)
                 sys.stdout.buffer.flush()
             else:
-                rows = self._rows(page)
-                if self.format == "ndjson" and edit is not None:
-                    edit(rows, start)
-                self._write_rows(rows)
+                self._write_rows(self._rows(page))
             self.rows += page.num_rows
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import pyarrow as pa
 import typer
@@ -17,8 +16,7 @@ from frazil.clock import SystemClock
 from frazil.engine import PartitionedTopic
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.log import OFFSET_FIELD, TIME_FIELD, Batch
-from frazil.model import OP_DELETE, OP_NAMES
-from frazil.schema import positions_of
+from frazil.model import OP_NAMES
 from frazil.units import parse_duration_s
 
 if TYPE_CHECKING:
@@ -127,30 +125,14 @@ class _Writer:
             return
         data = batch.to_arrow()
         columns = list(data.columns)
-        edit = None
         if "_op" in batch.data.schema.names:
             columns = list(data.drop_columns(["_op", "_present"]).columns)
             numbers = data.column("_op").to_pylist()
             names = [OP_NAMES.get(number, str(number)) for number in numbers]
             columns.insert(2, pa.array(names, pa.string()))
-            edit = partial(_drop_unnamed, batch)
         if part is not None:
             columns.insert(0, pa.array([part] * batch.count, PART_FIELD.type))
-        self._batches.write(pa.RecordBatch.from_arrays(columns, schema=self._schema), edit=edit)
-
-
-def _drop_unnamed(batch: Batch, rows: list[dict[str, Any]], start: int) -> None:
-    """Drop from rows the columns that a partial change does not name; a delete names its key."""
-    names = [name for name in batch.data.schema.names if name not in {"_op", "_present"}]
-    page = batch.data.slice(start, len(rows))
-    ops, bitmaps = page.column("_op").to_pylist(), page.column("_present").to_pylist()
-    for row, op, bitmap in zip(rows, ops, bitmaps, strict=True):
-        if bitmap is None and op != OP_DELETE:
-            continue
-        named = {names[position] for position in positions_of(bitmap or b"")}
-        for name in names:
-            if name not in named and row[name] is None:
-                del row[name]
+        self._batches.write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
 
 class _Cursor:

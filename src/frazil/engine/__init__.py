@@ -22,7 +22,6 @@ from frazil.engine.inspection import (
     verify_segment,
 )
 from frazil.engine.partitioned import PartitionedTopic
-from frazil.engine.registry import Registry
 from frazil.engine.requests import Call, decode_call, encode_call
 from frazil.engine.stats import oldest_kept_by, replace_run_file
 from frazil.engine.topic import Topic
@@ -40,7 +39,6 @@ __all__ = [
     "JournalFacts",
     "LostRange",
     "PartitionedTopic",
-    "Registry",
     "Report",
     "Step",
     "Topic",

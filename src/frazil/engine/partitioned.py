@@ -209,12 +209,12 @@ class PartitionedTopic(TopicHandle):
 
     def insert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
         """Publish a whole row to its part; see `Topic.insert`."""
-        part = self.part_of_row_change(OP_INSERT, row, options)
+        part = self._part_of_step(self._changes().whole(OP_INSERT, row, _fields(options)))
         return _of_part(self.parts[part].insert(row, **options), part)
 
     def upsert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
         """Publish a whole row that replaces whatever its key had; see `Topic.upsert`."""
-        part = self.part_of_row_change(OP_UPSERT, row, options)
+        part = self._part_of_step(self._changes().whole(OP_UPSERT, row, _fields(options)))
         return _of_part(self.parts[part].upsert(row, **options), part)
 
     def update(self, /, *arguments: Any, **options: Any) -> Ack:
@@ -224,34 +224,20 @@ class PartitionedTopic(TopicHandle):
             InvalidRequest: also if it would move the row to a key of another part: delete the row
                 and insert it under its new key.
         """
-        part = self.part_of_update(arguments, options)
+        part = self._part_of_step(self._changes().update(arguments, _fields(options)))
         return _of_part(self.parts[part].update(*arguments, **options), part)
 
     def delete(self, /, *arguments: Any, **options: Any) -> Ack:
         """Delete the row with a key; see `Topic.delete`."""
-        part = self.part_of_delete(arguments, options)
+        part = self._part_of_step(self._changes().delete(arguments, _fields(options)))
         return _of_part(self.parts[part].delete(*arguments, **options), part)
-
-    # -- where a change belongs ------------------------------------------------------------------
 
     def _changes(self) -> TopicChanges:
         """Return what checks changes; all parts have the same columns."""
         return self.parts[0].runtime.changes
 
-    def part_of_row_change(self, op: int, row: object, options: Mapping[str, Any]) -> int:
-        """Return the part for the arguments of an `insert` or `upsert`."""
-        changes = self._changes()
-        return changes.part_of(changes.whole(op, row, _fields(options)), len(self.parts))
-
-    def part_of_update(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> int:
-        """Return the part for the arguments of an `update`."""
-        changes = self._changes()
-        return changes.part_of(changes.update(arguments, _fields(options)), len(self.parts))
-
-    def part_of_delete(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> int:
-        """Return the part for the arguments of a `delete`."""
-        changes = self._changes()
-        return changes.part_of(changes.delete(arguments, _fields(options)), len(self.parts))
+    def _part_of_step(self, step: Step) -> int:
+        return self._changes().part_of(step, len(self.parts))
 
     def part_of_key(self, key: object) -> int:
         """Return the part that a key belongs to; `key` as `Topic.get` takes it.

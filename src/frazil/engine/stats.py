@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from frazil.config import LogSettings, Settings
-    from frazil.engine.registry import Registry
+    from frazil.engine.engine import Engine
     from frazil.fs import FileSystem
     from frazil.log import Log, Segment, TopicState
     from frazil.model import TopicSpec
@@ -192,7 +192,7 @@ def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
     }
 
 
-def engine_stats(engine: Registry, topics: Sequence[TopicRuntime]) -> dict[str, Any]:
+def engine_stats(engine: Engine, topics: Sequence[TopicRuntime]) -> dict[str, Any]:
     """Count what the whole engine holds and did since it was opened."""
     per_topic = {runtime.name: topic_stats(runtime) for runtime in topics}
     guard = engine.upkeep.space
@@ -239,7 +239,7 @@ def _quantiles(seconds: list[float]) -> dict[str, Any]:
     }
 
 
-def health(engine: Registry) -> str:
+def health(engine: Engine) -> str:
     """Return `ok`, `degraded` (publishing goes on, somebody should look) or `failed`."""
     journal = engine.log.journal
     if journal.failed is not None:
@@ -301,7 +301,7 @@ def _journal(log: Log, *, tiered: bool) -> dict[str, Any]:
 NAME = "stats.json"
 
 
-def write_stats_file(engine: Registry) -> None:
+def write_stats_file(engine: Engine) -> None:
     """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
     files, directory = engine.file_system, engine.paths.run
     stats = engine_stats(engine, engine.runtimes)
@@ -327,7 +327,7 @@ def replace_run_file(files: FileSystem, directory: str, name: str, data: bytes) 
     files.rename(fresh, f"{directory}/{name}")
 
 
-def remove_stats_file(engine: Registry) -> None:
+def remove_stats_file(engine: Engine) -> None:
     """Remove the file at the end: nobody runs here any more."""
     path = f"{engine.paths.run}/{NAME}"
     try:

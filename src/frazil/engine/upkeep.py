@@ -29,8 +29,8 @@ from frazil.tiers import on_full_of, quota_of
 from frazil.topic import NotStored
 
 if TYPE_CHECKING:
-    from frazil.engine.registry import Registry
-    from frazil.log import Segment, TopicState
+    from frazil.engine.engine import Engine
+    from frazil.log import Segment
     from frazil.topic import TopicRuntime
 
 PAUSE_S: Final = 0.05
@@ -53,7 +53,7 @@ class Upkeep:
     `stats`. What is decided about holds and definitions is decided under the engine's control lock.
     """
 
-    def __init__(self, engine: Registry, *, threads: bool) -> None:
+    def __init__(self, engine: Engine, *, threads: bool) -> None:
         self._engine = engine
         self._settings = engine.settings.log
         self._threads = threads
@@ -203,50 +203,34 @@ class Upkeep:
         return len(gone)
 
     def _view(self) -> RetentionView:
-        topics = dict(self._engine.log.journal.state.topics)
-        log = self._settings
-        if self._engine.has_tiers:
-            return self._released_only(topics)
-        policies = {
-            topic.id: Policy(
-                age_us=int(log.retention_age_s * 1e6)
-                if topic.spec.retention_us is None
-                else topic.spec.retention_us,
-                bytes_max=log.retention_bytes
-                if topic.spec.retention_bytes is None
-                else topic.spec.retention_bytes,
-            )
-            for topic in topics.values()
-        }
-        pinned = {
-            topic_id: offset
-            for topic_id in topics
-            if (offset := self._engine.log.source.pinned(topic_id)) is not None
-        }
-        return RetentionView(
-            now_us=self._engine.clock.now_us(),
-            time_trusted=self._engine.time_trusted(),
-            delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
-            policies=policies,
-            released=dict(self._engine.released),
-            journal_bytes_max=log.journal_bytes_max,
-            pinned=pinned,
-        )
+        """Return what decides about segments.
 
-    def _released_only(self, topics: dict[int, TopicState]) -> RetentionView:
-        """With the disk tier the log lets go what that tier has, and nothing else.
-
-        Retention acts there. Readers find in files what they have not read yet, so that neither a
-        slow reader nor a stuck topic keeps the journal that all share.
+        With the disk tier the log frees what that tier has, and nothing else: retention acts there.
+        Readers find in files the records that they have not read, so that neither a slow reader nor
+        a stuck topic keeps the journal that all topics share.
         """
-        forever = Policy(age_us=FOREVER, bytes_max=FOREVER)
+        engine, log = self._engine, self._settings
+        topics = dict(engine.log.journal.state.topics)
+        policies = dict.fromkeys(topics, Policy(age_us=FOREVER, bytes_max=FOREVER))
+        pinned = {}
+        if not engine.has_tiers:
+            for topic_id, topic in topics.items():
+                age_us, bytes_max = topic.spec.retention_us, topic.spec.retention_bytes
+                policies[topic_id] = Policy(
+                    age_us=int(log.retention_age_s * 1e6) if age_us is None else age_us,
+                    bytes_max=log.retention_bytes if bytes_max is None else bytes_max,
+                )
+                offset = engine.log.source.pinned(topic_id)
+                if offset is not None:
+                    pinned[topic_id] = offset
         return RetentionView(
-            now_us=self._engine.clock.now_us(),
-            time_trusted=self._engine.time_trusted(),
-            delete_grace_us=int(self._engine.settings.topics.delete_grace_s * 1e6),
-            policies=dict.fromkeys(topics, forever),
-            released=dict(self._engine.released),
-            pinned={},
+            now_us=engine.clock.now_us(),
+            time_trusted=engine.time_trusted(),
+            delete_grace_us=int(engine.settings.topics.delete_grace_s * 1e6),
+            policies=policies,
+            released=dict(engine.released),
+            pinned=pinned,
+            journal_bytes_max=FOREVER if engine.has_tiers else log.journal_bytes_max,
         )
 
     def check_quotas(self) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded
-from frazil.log import Piece
+from frazil.log import ChainedHistory, Piece
 from frazil.model import OffsetRange
 from tests.integration.engine.opening import LOG_ALONE, open_small, payloads_of, rotate
 from tests.support import SimulatedClock, SimulatedFileSystem
@@ -237,7 +237,8 @@ def test_readers_go_on_over_the_seam_of_two_tiers(tmp_path):
         for number in range(4):
             topic.append(b"%d" % number)
             rotate(db)
-        db.add_source(shelf)
+        sources = [shelf, topic.runtime.log.source]
+        topic.runtime.history = ChainedHistory(sources, behind=db.objects.source)
         shelf.batches = list(topic.read(limit=3, bytes_max=1))
         db.release(topic.runtime.state.id, 3)
         db.upkeep.free()

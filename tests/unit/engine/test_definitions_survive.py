@@ -18,9 +18,17 @@ class Place:
     def __init__(self):
         self.disk = SimulatedFileSystem()
         self.clock = SimulatedClock()
+        self.engine = None
 
-    def open(self, settings=SETTINGS, *, disk=None):
-        return Engine(settings, file_system=disk or self.disk, clock=self.clock, threads=False)
+    def open(self, settings=SETTINGS):
+        """Open the directory; the engine that is open is closed first."""
+        self.close()
+        self.engine = Engine(settings, file_system=self.disk, clock=self.clock, threads=False)
+        return self.engine
+
+    def close(self):
+        if self.engine is not None:
+            self.engine.close()
 
 
 class Refusing:
@@ -51,8 +59,10 @@ class Refusing:
 
 @pytest.fixture
 def place():
-    """Return a new disk."""
-    return Place()
+    """Give a new disk; its engine is closed at the end."""
+    found = Place()
+    yield found
+    found.close()
 
 
 def rows_of(topic):
@@ -83,10 +93,8 @@ def test_another_alter_after_a_failed_one_keeps_columns_apart(place, refused):
             assert state.schema_version == max(state.schemas)
             assert state.schemas == topic.parts[0].runtime.state.schemas
             assert state.schemas == engine.log.journal.state.topics[state.id].schemas
-        engine.close()
         engine = place.open()
         assert engine.warnings == []
-    engine.close()
 
 
 def test_an_alter_that_failed_half_way_can_be_repeated(place):
@@ -99,7 +107,6 @@ def test_an_alter_that_failed_half_way_can_be_repeated(place):
     topic = engine.alter_topic("p", **change)
     assert [part.schema.names for part in topic.parts] == [["k", "w", "a"]] * 2
     assert {part.runtime.state.schema_version for part in topic.parts} == {2}
-    engine.close()
 
 
 def test_a_refused_change_of_columns_leaves_the_options_alone(place):
@@ -109,7 +116,6 @@ def test_a_refused_change_of_columns_leaves_the_options_alone(place):
     with pytest.raises(Exception, match="declared twice"):
         engine.alter_topic("p", add={"k": "string"}, retention_age="1h")
     assert engine._parents["/default/p"].retention_us is None
-    engine.close()
 
 
 def test_parts_get_the_options_of_an_alter_that_failed(place):
@@ -124,9 +130,7 @@ def test_parts_get_the_options_of_an_alter_that_failed(place):
             parent = engine._parents["/default/p"]
             assert (spec.retention_bytes, spec.retention_us) == (1000, 3_600_000_000)
             assert (parent.retention_bytes, parent.version) == (1000, spec.version)
-        engine.close()
         engine = place.open()
-    engine.close()
 
 
 def test_parts_whose_history_differs_are_not_mixed(place):
@@ -140,14 +144,12 @@ def test_parts_whose_history_differs_are_not_mixed(place):
     engine.alter_topic("p", add={"a": "string"})
     engine.alter_topic("p", add={"c": "string"})
     engine.log.control(schema_control(topic.parts[1].runtime.state.id, 2, foreign))
-    engine.close()
     engine = place.open()
     assert any("/default/p are left as they are" in warning for warning in engine.warnings)
     before = [part.runtime.state.schemas for part in engine.topic("p").parts]
     with pytest.raises(CorruptionError, match="differs"):
         engine.alter_topic("p", add={"d": "string"})
     assert before == [part.runtime.state.schemas for part in engine.topic("p").parts]
-    engine.close()
 
 
 # -- create and delete ---------------------------------------------------------------------------
@@ -183,10 +185,8 @@ def test_what_a_failed_creation_left_is_gone_after_opening(place):
         engine.create_topic("t", COLUMNS)
     with Refusing(engine.log, *range(2, 99)), pytest.raises(FrazilError):
         engine.create_topic("u")
-    engine.close()
     engine = place.open()
     assert engine.topics() == live_names(engine) == []
-    engine.close()
 
 
 def test_a_delete_that_fails_changes_nothing_and_can_be_repeated(place):
@@ -200,7 +200,6 @@ def test_a_delete_that_fails_changes_nothing_and_can_be_repeated(place):
     engine.delete_topic("p")
     assert engine.topics() == live_names(engine) == []
     assert engine.create_topic("p", partitions=2).stats()["message_count"] == 0
-    engine.close()
 
 
 @pytest.mark.parametrize("reopen", [True, False])
@@ -217,12 +216,10 @@ def test_a_delete_is_decided_by_its_first_frame(place, reopen):
         with pytest.raises(NotFound):
             part.append(b"x")
     if reopen:
-        engine.close()
         engine = place.open()
         assert engine.topics() == live_names(engine) == []
     engine.create_topic("p", partitions=1)
     assert live_names(engine) == ["/default/p", "/default/p-part-0"]
-    engine.close()
 
 
 def test_a_topic_may_be_forgotten_while_it_is_deleted(place):
@@ -291,10 +288,8 @@ def test_a_journal_without_files_is_restored_from_the_metadata(place):
         assert engine.topic("shared").schema.names == ["k", "v", "a"]
         assert engine.topic("shared").append(k="1", v="2", a="new").offset == 10 + count
         assert [part.append(b"x").offset for part in engine.topic("parts").parts] == [5 + count] * 2
-        engine.close()
         engine = place.open()
         assert engine.warnings == []
-    engine.close()
 
 
 def live_names_without_parts(engine):
@@ -308,4 +303,3 @@ def test_a_new_directory_is_empty_and_without_warnings(place):
     assert engine.topics() == []
     assert engine.create_topic("t").append(b"x").offset == 0
     assert engine.create_topic("u").append(b"x").offset == 0
-    engine.close()

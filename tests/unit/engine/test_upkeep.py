@@ -76,7 +76,6 @@ def test_no_hold_is_granted_while_segments_are_freed():
     assert topic.runtime.state.start > 0
     assert not topic.runtime.state.holds
     assert asked[0].error.details["start"] == topic.runtime.state.start
-    db.close()
 
 
 def test_a_pin_that_comes_after_the_decision_is_respected():
@@ -98,7 +97,6 @@ def test_a_pin_that_comes_after_the_decision_is_respected():
     assert sum(batch.count for batch in readers[0]) == 200
     db.upkeep.free()
     assert topic.runtime.state.start > 0
-    db.close()
 
 
 def test_no_reader_pins_while_segments_go():
@@ -124,7 +122,6 @@ def test_no_reader_pins_while_segments_go():
     assert found_by[0].is_done(WAIT_S)
     assert isinstance(found_by[0].error, NotFound)
     assert not found
-    db.close()
 
 
 def test_a_reader_in_a_gap_goes_on_behind_it_when_the_records_before_it_go():
@@ -143,7 +140,6 @@ def test_a_reader_in_a_gap_goes_on_behind_it_when_the_records_before_it_go():
     [batch] = list(reader)
     assert batch.offset == gap["end"]
     assert [(each.first, each.end) for each in batch.gaps] == [(gap["first"] + 2, gap["end"])]
-    db.close()
 
 
 def test_a_hold_that_its_owner_dropped_stays_dropped():
@@ -167,7 +163,6 @@ def test_a_hold_that_its_owner_dropped_stays_dropped():
     assert drops[0].is_done(WAIT_S)
     assert drops[0].error is None
     assert not topic.runtime.state.holds
-    db.close()
 
 
 def test_the_thread_outlives_a_bug_and_stats_tell_of_it(tmp_path):
@@ -243,7 +238,6 @@ def test_topics_made_during_a_round_do_not_disturb_it():
     db.log.source.pinned = pinned_meanwhile
     db.upkeep.free()
     assert db.topic("t").runtime.state.start > 0
-    db.close()
 
 
 class BadMedium:
