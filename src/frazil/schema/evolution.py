@@ -6,7 +6,7 @@ under a dropped one's name does not inherit them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -77,6 +77,7 @@ class RenameColumn:
 Change = AddColumn | WidenColumn | DropColumn | RenameColumn
 Reader = Callable[[pa.RecordBatch], pa.RecordBatch]
 _Convert = Callable[[pa.Array], pa.Array]
+_Step = tuple[int, pa.DataType, _Convert | None]
 
 _WIDER: Final[dict[pa.DataType, frozenset[pa.DataType]]] = {
     pa.int8(): frozenset({pa.int16(), pa.int32(), pa.int64()}),
@@ -204,25 +205,33 @@ def _identity(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _reader(written: pa.Schema, wanted: pa.Schema) -> Reader:
-    places = {column_id(field): index for index, field in enumerate(written)}
-    steps: list[tuple[int, pa.DataType, _Convert | None]] = []
-    for field in wanted:
-        index = places.get(column_id(field), -1)
-        convert = None if index < 0 else _converter(written.field(index).type, field.type)
-        steps.append((index, field.type, convert))
+    steps = _steps(written, wanted)
 
     def read(batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = []
-        for index, data_type, convert in steps:
-            if index < 0:
-                arrays.append(pa.nulls(batch.num_rows, data_type))
-            elif convert is None:
-                arrays.append(batch.column(index))
-            else:
-                arrays.append(convert(batch.column(index)))
+        arrays = _columns(steps, batch.num_rows, batch.column)
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
     return read
+
+
+def _steps(written: Iterable[pa.Field], wanted: Iterable[pa.Field]) -> list[_Step]:
+    """Return for each wanted field its position, -1 if it is new, its type and its conversion."""
+    fields = list(written)
+    places = {column_id(field): index for index, field in enumerate(fields)}
+    steps: list[_Step] = []
+    for field in wanted:
+        index = places.get(column_id(field), -1)
+        convert = None if index < 0 else _converter(fields[index].type, field.type)
+        steps.append((index, field.type, convert))
+    return steps
+
+
+def _columns(steps: list[_Step], rows: int, column: Callable[[int], pa.Array]) -> list[pa.Array]:
+    arrays = []
+    for index, data_type, convert in steps:
+        array = pa.nulls(rows, data_type) if index < 0 else column(index)
+        arrays.append(array if convert is None else convert(array))
+    return arrays
 
 
 def _converter(written: pa.DataType, wanted: pa.DataType) -> _Convert | None:
@@ -245,19 +254,11 @@ def _converter(written: pa.DataType, wanted: pa.DataType) -> _Convert | None:
 
 
 def _struct_converter(written: pa.DataType, wanted: pa.DataType) -> _Convert:
-    places = {column_id(field): index for index, field in enumerate(written)}
-    steps: list[tuple[int, pa.Field, _Convert | None]] = []
-    for field in wanted:
-        index = places.get(column_id(field), -1)
-        convert = None if index < 0 else _converter(written.field(index).type, field.type)
-        steps.append((index, field, convert))
+    steps = _steps(written, wanted)
     fields = list(wanted)
 
     def convert_struct(array: pa.Array) -> pa.Array:
-        children = []
-        for index, field, convert in steps:
-            child = pa.nulls(len(array), field.type) if index < 0 else array.field(index)
-            children.append(child if convert is None else convert(child))
+        children = _columns(steps, len(array), array.field)
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
 

@@ -22,6 +22,7 @@ import pyarrow.types as pt
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.fs import read_fully
+from frazil.schema.columns import is_bytes, is_text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -99,13 +100,6 @@ class KeyShape:
         parts = [c.values(batch.column(n)) for c, n in zip(self._columns, self.names, strict=True)]
         return list(zip(*parts, strict=True))
 
-    def key_at(self, batch: pa.RecordBatch, row: int) -> Key:
-        """Return one row's key."""
-        if self._single is not None:
-            return self._single.value(batch.column(self.names[0]), row)
-        pairs = zip(self._columns, self.names, strict=True)
-        return tuple(column.value(batch.column(name), row) for column, name in pairs)
-
     def hashes(self, batch: pa.RecordBatch) -> Hashes:
         """Return each row's hash."""
         if self._single is not None:
@@ -170,11 +164,11 @@ class _Column:
             self.hashes = _hash_decimals
         elif pt.is_integer(data_type) or pt.is_boolean(data_type):
             self.normal = _same
-        elif pt.is_string(data_type) or pt.is_large_string(data_type):
+        elif is_text(data_type):
             self.normal = _same
             self.hash = _hash_text
             self.hashes = _hash_texts
-        elif _is_bytes(data_type):
+        elif is_bytes(data_type):
             self.normal = _same
             self.hash = zlib.crc32
             self.hashes = _hash_binaries
@@ -187,9 +181,6 @@ class _Column:
             array = array.cast(self._storage)
         found: list[Any] = array.to_pylist()
         return found
-
-    def value(self, array: pa.Array, row: int) -> Any:
-        return array[row].as_py() if self._storage is None else array[row].value
 
     def _hash_integers(self, array: pa.Array) -> Hashes:
         if self._storage is not None:
@@ -205,11 +196,6 @@ def column_id(field: pa.Field) -> int:
         if name in metadata:
             return int(metadata[name])
     return -1
-
-
-def _is_bytes(data_type: pa.DataType) -> bool:
-    kinds = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary)
-    return any(is_kind(data_type) for is_kind in kinds)
 
 
 def _same(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 from itertools import accumulate
 from struct import pack as pack_struct
@@ -20,7 +19,6 @@ __all__ = [
     "Message",
     "check_message",
     "message_batch",
-    "message_size",
     "pack_messages",
     "payload_batch",
     "unpack_messages",
@@ -112,11 +110,6 @@ def check_message(message: Message, limits: IngestLimits, now_us: int) -> int:
     if size > limits.message_bytes_max:
         raise InvalidRequest("message is too large", bytes=size, bytes_max=limits.message_bytes_max)
     return size
-
-
-def message_size(message: Message) -> int:
-    """Return the bytes that a checked message takes in the compact form."""
-    return len(_encode(message))
 
 
 def message_batch(messages: Sequence[Message], time_us: int) -> pa.RecordBatch:
@@ -293,16 +286,9 @@ def _check_time(time_us: object, limits: IngestLimits, now_us: int) -> None:
     if time_us > now_us + limits.future_time_max_us:
         raise InvalidRequest(
             "publish_time is too far in the future",
-            publish_time=_shown_time(time_us),
+            publish_time=time_us,
             ahead_us_max=limits.future_time_max_us,
         )
-
-
-def _shown_time(time_us: int) -> str:
-    try:
-        return dt.datetime.fromtimestamp(time_us // 1_000_000, dt.UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        return "after the year 9999"
 
 
 def _check_unsigned(what: str, value: object, greatest: int) -> None:

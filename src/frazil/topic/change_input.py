@@ -269,7 +269,7 @@ def debezium_changes(
             "changes must be Arrow data or an iterable of Debezium events",
             got=type(data).__name__,
         )
-    reader = DebeziumReader(codec)
+    reader = DebeziumReader(codec.schema, codec.shape.names)
     number = -1
     for number, each in enumerate(data):
         event: Any = each

@@ -18,6 +18,7 @@ from frazil.topic.admission import when_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from frazil.log import Sender, TopicState
     from frazil.log.codec import Entry
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from frazil.topic.changes import Change, ChangeCodec
     from frazil.topic.frames import ArrowCodec
 
-    Fate = Change | ArrowCodec
+    Fate: TypeAlias = Change | ArrowCodec
     """Something on its way to the log; the journal's thread sets `done` or `failed` at the end."""
 
 __all__ = []
