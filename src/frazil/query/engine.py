@@ -35,7 +35,6 @@ from frazil.query.result import BATCH_ROWS, Result, Stream
 from frazil.query.tables import catalog_table
 from frazil.query.views import LOG_SUFFIX, Request
 from frazil.topic import watching
-from frazil.topic.as_of import watched
 
 if TYPE_CHECKING:
     import duckdb
@@ -574,7 +573,10 @@ class _Run:
 
     def take(self, snapshots: Snapshots) -> None:
         """Have what the query reads; its files are touched only while its time lasts."""
-        self.snapshots = watched(snapshots, self.lease.check)
+        self.snapshots = snapshots
+        for parts in snapshots.values():
+            for snapshot in parts:
+                snapshot.check = self.lease.check
 
     def release(self) -> None:
         """Unpin what the query read and free its slot."""

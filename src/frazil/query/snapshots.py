@@ -20,7 +20,7 @@ from frazil.tiers import STEP_ROWS, open_parquet
 from frazil.topic import check_watch, moment, moments_of, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from frazil.query.views import Request, TopicName, TopicSnapshot
     from frazil.tiers import Chunk, DiskFile, KeyLookup, TopicTiers
@@ -60,6 +60,8 @@ class EngineSnapshot:
 
     def __init__(self, tiers: TopicTiers, end: int, *, state: bool) -> None:
         self._tiers = tiers
+        self.check: Callable[[], None] = check_watch
+        """Called before each file, and before keys are looked up; it raises to stop the query."""
         self.part = tiers.state.spec.part_index if tiers.state.spec.part_of else None
         self.end = end
         self._keyed = tiers.keyed if state else None
@@ -104,6 +106,7 @@ class EngineSnapshot:
     def file_path(self, file: FileView, /) -> str | None:
         """Return where a file lies, after a look that it is what was written."""
         disk = self._tiers.disk
+        self.check()
         if not isinstance(disk.file_system, RealFileSystem):
             return None
         self._check(file.file)
@@ -133,6 +136,7 @@ class EngineSnapshot:
 
     def read_file(self, file: FileView, columns: Sequence[str], /) -> pa.Table:
         """Read columns of a file through the seam."""
+        self.check()
         disk = self._tiers.disk
         self._check(file.file)
         path = disk.path(file.file)
@@ -156,6 +160,7 @@ class EngineSnapshot:
 
     def get_many(self, keys: Sequence[tuple[Any, ...]], /) -> Sequence[Mapping[str, Any] | None]:
         """Return the row of each key at this snapshot."""
+        self.check()
         lookup = self._tiers.lookup
         assert lookup is not None
         return lookup.get_rows(keys, before=self.end)
@@ -325,7 +330,8 @@ def _info(runtimes: Sequence[TopicRuntime]) -> TopicInfo:
 def _tiers_of(runtime: TopicRuntime) -> TopicTiers:
     if runtime.tiers is None:
         raise InvalidRequest("SQL needs the memory tier, set memory.enabled")
-    return runtime.tiers
+    tiers: TopicTiers = runtime.tiers
+    return tiers
 
 
 def _lookup_of(runtime: TopicRuntime) -> KeyLookup:

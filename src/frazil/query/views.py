@@ -128,6 +128,9 @@ class SnapshotFile(Protocol):
 class TopicSnapshot(Protocol):
     """One topic, or one part of it, at one instant. Used by one query, closed once."""
 
+    check: Callable[[], None]
+    """Called before each file, and before keys are looked up; it raises to stop the query."""
+
     @property
     def part(self) -> int | None:
         """The index of the part, None for a topic without parts."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from frazil.log import Batch
     from frazil.schema import Key
-    from frazil.tiers import KeyLookup
     from frazil.topic.runtime import TopicRuntime
 
     Row = dict[str, Any]
@@ -34,7 +33,7 @@ class ChangeFeed:
         if not isinstance(from_offset, int) or isinstance(from_offset, bool):
             raise InvalidRequest("from_offset must be an offset", got=type(from_offset).__name__)
         self._runtime = runtime
-        self._lookup: KeyLookup | None = None if runtime.tiers is None else runtime.tiers.lookup
+        self._lookup: Any = None if runtime.tiers is None else runtime.tiers.lookup
         self._keyed = bool(runtime.state.spec.primary_key)
         self._rows: dict[Key, Row | None] = {}
         self._names: list[str] = []
@@ -78,7 +77,8 @@ class ChangeFeed:
             return self._rows[key]
         if self._lookup is None:
             return None
-        return self._lookup.row_before(key, offset, schema)
+        row: Row | None = self._lookup.row_before(key, offset, schema)
+        return row
 
     def _remember(self, key: Key, row: Row | None) -> None:
         if len(self._rows) >= KEYS_MAX:

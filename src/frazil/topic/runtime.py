@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from frazil.log import Codec, Log, TopicState
     from frazil.log.codec import Entry
     from frazil.schema import IngestLimits
-    from frazil.tiers import TopicTiers
     from frazil.topic.acks import TierWaits
     from frazil.topic.frames import ArrowCodec, Columns
 
@@ -167,7 +166,8 @@ class TopicRuntime:
         self.history = ChainedHistory([log.source])
         self.refusal: Callable[[], FrazilError] | None = None
         """Set while publishing to this topic is stopped."""
-        self.tiers: TopicTiers | None = None
+        self.tiers: Any = None
+        """The topic's memory and disk tiers, a `TopicTiers` of a layer above; None without."""
         """What memory and disk hold of the topic; None if the log serves alone."""
         self.pressure: AdmissionGate = OPEN_GATE
         """What slows publishes down when memory is short."""
