@@ -18,6 +18,7 @@ from bench import people, workload
 from bench.harness import Bench, Row, absolute, compare, in_turn
 from bench.quiet import wait_until_quiet
 from bench.same_rows import ZSTD_LEVEL, file_paths
+from frazil.topic import signals
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 RATIO_MIN = 0.7
 STAY = {
     "memory.flush_offsets": 1 << 40,
-    "memory.flush_changes": 1 << 40,
     "memory.flush_partition_bytes": 1 << 40,
     "memory.flush_age_s": 86_400.0,
 }
@@ -37,6 +37,7 @@ STAY = {
 def run(bench: Bench) -> list[Row]:
     count = bench.pick(500_000, 100_000)
     rows: list[Row] = []
+    signals.FLUSH_CHANGES = 1 << 40
     for kind, key in (("append topic", []), ("keyed topic", ["id"])):
         with workload.open_engine(bench.fresh("engine"), **STAY) as engine:
             topic = engine.create_topic("people", people.COLUMNS, primary_key=key)

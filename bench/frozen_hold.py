@@ -13,6 +13,7 @@ from bench import workload
 from bench.harness import Bench, Row, absolute, compare, directory_bytes, in_turn, percentile
 from bench.many_topics import freeze, open_loop
 from bench.stand_in import StandIn
+from frazil.engine import upkeep
 
 TOPICS = 100
 RECORDS_PER_SECOND = 5_000
@@ -23,7 +24,6 @@ SETTINGS = {
     "log.segment_bytes_max": 4 << 20,
     "log.write_bytes_max": 2 << 20,
     "log.retention_age_s": 1.0,
-    "log.retention_check_s": 0.25,
 }
 
 
@@ -76,6 +76,7 @@ def run(bench: Bench) -> list[Row]:
 
 def _one(bench: Bench, seconds: float, *, frozen: bool) -> Result:
     path = bench.fresh("engine")
+    upkeep.RETENTION_CHECK_S = 0.25
     with workload.open_engine(path, **SETTINGS) as engine:
         held = engine.create_topic("held")
         for number in range(TOPICS):

@@ -34,6 +34,7 @@ PAYLOAD_BYTES = 1024
 _THREADS = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
 _REQUEST = struct.Struct(">Q")
+_PREFIX = struct.Struct(">BI")
 _SHARED = 1000
 _BATCH = 64
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -154,7 +155,7 @@ def _shared():
 
 
 def _pump(call, request: bytes, bodies) -> None:
-    from frazil.serve.danube.messages import framed_all, subscription_field
+    from frazil.serve.danube.messages import subscription_field
 
     (count,) = _REQUEST.unpack_from(request)
     name = subscription_field(request[_REQUEST.size :].decode())
@@ -164,7 +165,8 @@ def _pump(call, request: bytes, bodies) -> None:
         nonlocal at
         while at <= count:
             end = min(at + _BATCH, count + 1)
-            data = framed_all(bodies(at, end), name)
+            heads = ((_PREFIX.pack(0, len(body) + len(name)), body) for body in bodies(at, end))
+            data = b"".join(head + name + body for head, body in heads)
             at = end
             if not call.write(data):
                 return

@@ -14,7 +14,7 @@ from bench import workload
 from frazil.clock import SystemClock
 from frazil.config import Settings, load_settings
 from frazil.metadata import MemoryStore
-from frazil.objects import JournalFrames, ObjectCatalog, Uploader, open_store
+from frazil.objects import ObjectCatalog, TopicFrames, Uploader, open_store
 from tests.servers.seaweed import SeaweedServer
 
 if TYPE_CHECKING:
@@ -57,10 +57,9 @@ class Store:
         uploader = Uploader(
             self.objects,
             catalog,
-            JournalFrames(engine.log.journal),
+            TopicFrames(engine.objects.runtimes),
             broker=broker,
             clock=clock,
-            settings=self.settings.objects,
         )
         return uploader, catalog
 

@@ -26,7 +26,6 @@ BATCH_BYTES = 256 << 10
 RECORD_BYTES = 1024
 SETTINGS = {
     "memory.budget_bytes": BUDGET_BYTES,
-    "memory.rss_base_bytes": BASE_BYTES,
     "memory.wait_s": 0.3,
     "log.segment_bytes_max": 32 << 20,
     "disk.log_keep_s": 0.0,

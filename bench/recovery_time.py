@@ -61,7 +61,7 @@ def run(bench: Bench) -> list[Row]:
 
 
 def _open(directory: str) -> Journal:
-    settings = Settings(log={"segment_bytes_max": 2 << 30, "segment_age_max_s": 86400.0})
+    settings = Settings(log={"segment_bytes_max": 2 << 30})
     return Journal.open(
         RealFileSystem(),
         directory,

@@ -17,7 +17,7 @@ GROWTH_MAX_MB = 100.0
 PRODUCERS = 4
 GB = 1_000_000_000
 LAGS_BYTES = (100_000_000, 400_000_000)
-SETTINGS = {"log.retention_bytes": 1 << 30, "log.retention_check_s": 0.5}
+SETTINGS = {"log.retention_bytes": 1 << 30}
 
 
 class Flow:
@@ -86,6 +86,9 @@ class Flow:
 
 def run(bench: Bench) -> list[Row]:
     total = bench.pick(10 * GB, 3 * GB)
+    from frazil.engine import upkeep
+
+    upkeep.RETENTION_CHECK_S = 0.5
     with workload.open_engine(bench.fresh("engine"), **SETTINGS) as engine:
         begin = time.perf_counter()
         flow = Flow(engine, total)

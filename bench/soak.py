@@ -25,10 +25,8 @@ DESCRIPTOR_GROWTH_MAX = 16
 SETTINGS = {
     "log.segment_bytes_max": 8 << 20,
     "log.write_bytes_max": 2 << 20,
-    "log.segment_age_max_s": 5.0,
     "log.retention_bytes": 64 << 20,
     "log.retention_age_s": 30.0,
-    "log.retention_check_s": 0.5,
     "lake.writer.flush_interval": 5.0,
     "lake.catalog.port": 0,
 }
@@ -249,8 +247,10 @@ def verify_lake(engine, ledger: Ledger) -> None:
 def soak(directory: str, minutes: float, ledger: Ledger) -> dict[str, float]:
     """Run lives of the engine until the time is up; return the figures of the run."""
     from bench import harness, workload
+    from frazil.engine import upkeep
 
     path = os.path.join(directory, "engine")
+    upkeep.RETENTION_CHECK_S = 0.5
     with workload.open_engine(path, **SETTINGS) as engine:
         prepare(engine)
     begin = time.monotonic()

@@ -38,6 +38,7 @@ from frazil.log import format as fmt
 from frazil.model import Ack, TopicSpec
 from frazil.schema import Message, RowEncoder, declare_schema, pack_messages
 from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.log_limits import set_log_limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +81,8 @@ class Writer:
 
     def __init__(self, file_system: SimulatedFileSystem, directory: str = DIRECTORY) -> None:
         settings = Settings()
-        log = settings.log.model_copy(update={"prefill_bytes": 512, "reserve_offsets": 100})
+        set_log_limits(prefill_bytes=512)
+        log = settings.log.model_copy(update={"reserve_offsets": 100})
         self.journal = Journal.open(
             file_system,
             directory,

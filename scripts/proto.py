@@ -19,11 +19,7 @@ from pathlib import Path
 from google.protobuf import descriptor_pb2
 
 SOURCES = Path(__file__).resolve().parent.parent / "src"
-FOLDERS = {
-    "frazil/metadata/proto": "",
-    "frazil/serve/danube/proto": "frazil.serve.danube.services",
-}
-"""Where messages are, and the module that has the types of their descriptors if anybody reads those."""
+FOLDERS = ("frazil/metadata/proto", "frazil/serve/danube/proto")
 SHARED_POOL, OWN_POOL = "_descriptor_pool.Default()", "_descriptor_pool.DescriptorPool()"
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -38,19 +34,13 @@ SCALARS = {
     _Field.TYPE_UINT64: "int",
 }
 
-DESCRIBED = """
-from {descriptors} import Descriptor, FileDescriptor
-
-DESCRIPTOR: Final[FileDescriptor]
-"""
-
 HEAD = '''"""Types of the messages in {name}; written by scripts/proto.py."""
 
 from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence
 from typing import ClassVar, Final, Literal, Self
-{described}
+
 class _Message:
-{descriptor}    @classmethod
+    @classmethod
     def FromString(cls, data: bytes | memoryview, /) -> Self: ...
     def SerializeToString(self) -> bytes: ...
     def ByteSize(self) -> int: ...
@@ -69,12 +59,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=SOURCES, help="as if it were src")
     out: Path = parser.parse_args().out
-    for folder, descriptors in FOLDERS.items():
+    for folder in FOLDERS:
         names = sorted(path.name for path in (SOURCES / folder).glob("*.proto"))
         for file in compiled(folder, names, out):
             code = out / file.name.replace(".proto", "_pb2.py")
             keep_own_pool(code)
-            stub = "\n".join(stub_lines(file, descriptors)) + "\n"
+            stub = "\n".join(stub_lines(file)) + "\n"
             code.with_suffix(".pyi").write_text(stub, encoding="utf-8")
             print(f"wrote {code.relative_to(out)} and its stub")
     return 0
@@ -100,15 +90,11 @@ def keep_own_pool(code: Path) -> None:
     code.write_text(text.replace(SHARED_POOL, OWN_POOL), encoding="utf-8")
 
 
-def stub_lines(file: descriptor_pb2.FileDescriptorProto, descriptors: str) -> Iterator[str]:
+def stub_lines(file: descriptor_pb2.FileDescriptorProto) -> Iterator[str]:
     """Return the stub of one file, line by line."""
     if file.dependency or file.extension:
         raise SystemExit(f"stubs know neither imports nor extensions: {file.name}")
-    yield HEAD.format(
-        name=Path(file.name).name,
-        described=DESCRIBED.format(descriptors=descriptors) if descriptors else "",
-        descriptor="    DESCRIPTOR: ClassVar[Descriptor]\n" if descriptors else "",
-    ).rstrip("\n")
+    yield HEAD.format(name=Path(file.name).name).rstrip("\n")
     for enum in file.enum_type:
         yield ""
         yield from enum_lines(enum)

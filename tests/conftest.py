@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import PurePath
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Verbosity, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.log_limits import set_log_limits
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.tier_limits import set_tier_limits
 
@@ -26,6 +28,10 @@ settings.register_profile("long", settings.get_profile("ci"), max_examples=2000)
 settings.register_profile("debug", settings.get_profile("ci"), verbosity=Verbosity.verbose)
 settings.load_profile(os.environ.get("FRAZIL_TEST_PROFILE", "ci"))
 
+# A shell starts background jobs with SIGINT ignored, and children inherit that: the tests that
+# send Ctrl-C to a child would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 SPARK_TESTS = ("tests/integration/lake/", "tests/contract/test_lake_table.py")
 WITH_WORKERS = {"test_kills_spark", "test_programs_spark", "test_worker", "test_wiped_and_wide"}
@@ -39,10 +45,11 @@ PROCESSES = "tests/integration/serve/test_protocol_"
 
 
 @pytest.fixture(autouse=True)
-def _default_tier_limits():
-    """Set the constants of the tiers back after a test that made them smaller."""
+def _default_limits():
+    """Set the constants of the tiers and the log back after a test that made them smaller."""
     yield
     set_tier_limits()
+    set_log_limits()
 
 
 class FewSessions(LoadScopeScheduling):

@@ -69,12 +69,12 @@ class Task:
         """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread after its current step; without a thread only note the stop."""
+    def stop(self, timeout_s: float | None = None) -> None:
+        """End the thread after its current step, waiting at most so long for that."""
         self.stopping = True
         self._woken.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(timeout_s)
 
     def wake(self) -> None:
         """Begin the next round now; from any thread."""

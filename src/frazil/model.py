@@ -11,6 +11,7 @@ import msgspec
 from frazil.errors import InvalidRequest
 
 __all__ = [
+    "NAMESPACES_AT_BOOT",
     "OP_DELETE",
     "OP_INSERT",
     "OP_NAMES",
@@ -35,6 +36,8 @@ __all__ = [
     "topic_uid",
 ]
 
+NAMESPACES_AT_BOOT: Final = ("default", "system")
+"""The namespaces that are always there."""
 Offset = NewType("Offset", int)
 Lsn = NewType("Lsn", int)
 SegmentId = NewType("SegmentId", int)

@@ -86,30 +86,18 @@ def parse_duration_s(value: object) -> float:
     return float(_fraction_of_number(value, what="duration"))
 
 
-def format_bytes(count: int, *, exact: bool = True) -> str:
-    """Write a size in the largest unit that fits: `128MiB`, `10MB`, `1234B`.
-
-    Without `exact` it is rounded to three digits for a reader in a hurry: `1.23kB`.
-    """
+def format_bytes(count: int) -> str:
+    """Write a size in the largest unit that divides it: `128MiB`, `10MB`, `1234B`."""
     if count == 0:
         return "0B"
     for name, size in sorted(_BYTES.items(), key=lambda item: -item[1]):
         if count % size == 0 and size > 1:
             return f"{count // size}{name}"
-    if exact or abs(count) < 1000:
-        return f"{count}B"
-    decimal = [item for item in _BYTES.items() if item[1] % 1000 == 0 and item[1] <= abs(count)]
-    name, size = max(decimal, key=lambda item: item[1])
-    return f"{_three_digits(count / size)}{name}"
+    return f"{count}B"
 
 
-def format_duration(seconds: float, *, exact: bool = True) -> str:
-    """Write a duration in seconds: `20ms`, `1m30s`, `2d`.
-
-    Without `exact` it is rounded to three digits in one unit: `1.23ms`.
-    """
-    if not exact:
-        return _rounded_duration(seconds)
+def format_duration(seconds: float) -> str:
+    """Write a duration in seconds: `20ms`, `1m30s`, `2d`."""
     nanoseconds = Fraction(repr(float(seconds))) * 10**9
     if nanoseconds.denominator != 1:
         return f"{Decimal(repr(float(seconds))):f}s"
@@ -166,18 +154,3 @@ def _fraction_of_number(value: object, *, what: str) -> Fraction:
     if not 0 <= value <= NUMBER_MAX:
         raise InvalidRequest(f"{what} must be a number of at least 0 and at most 1e30")
     return Fraction(value)
-
-
-def _rounded_duration(seconds: float) -> str:
-    if seconds == 0:
-        return "0s"
-    units = [("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6)]
-    for name, size in units:
-        if seconds >= size:
-            return f"{_three_digits(seconds / size)}{name}"
-    return f"{_three_digits(seconds * 1e9)}ns"
-
-
-def _three_digits(value: float) -> str:
-    whole = len(str(int(abs(value))))
-    return f"{value:.{max(0, 3 - whole)}f}"

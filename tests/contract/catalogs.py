@@ -45,15 +45,15 @@ class Http:
 class EmbeddedCatalog:
     """Frazil's own catalog in its child process."""
 
-    def __init__(self, directory, *, in_memory=False, **options):
+    def __init__(self, directory, **options):
         self.directory = directory
-        places = {"db": str(directory / "catalog.db"), "warehouse": str(directory / "warehouse")}
         self.process = CatalogProcess(
             CatalogOptions(
                 run_directory=str(directory / "run"),
                 port=0,
                 log_path=str(directory / "catalog.log"),
-                **({} if in_memory else places),
+                db=str(directory / "catalog.db"),
+                warehouse=str(directory / "warehouse"),
                 **options,
             ),
             clock=SystemClock(),

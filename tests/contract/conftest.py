@@ -7,9 +7,8 @@ import pytest
 from tests.contract.catalogs import EmbeddedCatalog
 
 
-@pytest.fixture(scope="session", params=["file", "memory"])
-def catalog(request, tmp_path_factory):
+@pytest.fixture(scope="session")
+def catalog(tmp_path_factory):
     """A running catalog; each test makes a namespace of its own in it."""
-    home = EmbeddedCatalog(tmp_path_factory.mktemp("catalog"), in_memory=request.param == "memory")
-    with home:
+    with EmbeddedCatalog(tmp_path_factory.mktemp("catalog")) as home:
         yield home

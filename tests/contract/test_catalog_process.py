@@ -14,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import requests
-from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 
@@ -252,22 +251,6 @@ def test_the_catalog_ends_with_its_parent(tmp_path):
     assert not (tmp_path / "run" / "catalog.json").exists()
 
 
-def test_a_catalog_in_memory_leaves_nothing(tmp_path):
-    """Its warehouse is gone with it."""
-    home = EmbeddedCatalog(tmp_path, in_memory=True)
-    with home:
-        warehouse = Path(home.warehouse)
-        assert home.address.db is None
-        client = home.pyiceberg()
-        client.create_namespace("db")
-        client.create_table("db.t", schema=ROWS.schema).append(ROWS)
-        assert any(warehouse.rglob("*.parquet"))
-        pid = home.address.pid
-    assert not warehouse.exists()
-    assert not is_alive(pid)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["catalog.log", "run"]
-
-
 def test_stopping_is_final(tmp_path):
     """A stopped catalog does not come back, and its file opens again with everything in it."""
     with EmbeddedCatalog(tmp_path) as home:
@@ -291,25 +274,3 @@ def test_a_catalog_that_cannot_start_says_why(tmp_path):
         home.process.start()
     assert home.process.address is None
     assert (tmp_path / "catalog.db").read_bytes() == b"something else" * 1000
-
-
-def test_an_open_door_needs_no_token(tmp_path):
-    """Without a token file the server asks clients for none, but lets no web page in."""
-    command = [sys.executable, "-m", "frazil.lake.catalog", "--memory", "--port", "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        line = server.stdout.readline()
-        address = json.loads(line.removeprefix("frazil-catalog-ready "))
-        assert address["token"] is None
-        assert RestCatalog("x", uri=address["uri"]).list_namespaces() == []
-        page = requests.post(
-            f"{address['uri']}/v1/namespaces",
-            data='{"namespace": ["x"]}',
-            headers={"Origin": "http://example.org"},
-            timeout=10,
-        )
-        assert page.status_code == 403
-    finally:
-        server.terminate()
-        assert server.wait(30) == 0
-        server.stdout.close()

@@ -342,16 +342,3 @@ def test_tables_of_version_3_are_read(client, ns):
     table = client.create_table(f"{ns}.t", schema=ROWS.schema, properties={"format-version": "3"})
     assert table.metadata.format_version == 3
     assert count(client.load_table(f"{ns}.t")) == 0
-
-
-def test_tables_of_version_1_are_written_and_upgraded(client, ns):
-    """The oldest format takes rows, and its rows stay when it becomes version 2."""
-    table = client.create_table(f"{ns}.t", schema=ROWS.schema, properties={"format-version": "1"})
-    table.append(ROWS)
-    assert client.load_table(f"{ns}.t").metadata.format_version == 1
-    with table.transaction() as transaction:
-        transaction.upgrade_table_version(2)
-    table.append(ROWS)
-    found = client.load_table(f"{ns}.t")
-    assert found.metadata.format_version == 2
-    assert count(found) == 20

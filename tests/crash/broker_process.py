@@ -25,7 +25,6 @@ SETTINGS = {
     "log.segment_bytes_max": 5 << 18,
     "log.write_bytes_max": 1 << 18,
     "topics.message_bytes_max": 1 << 17,
-    "log.prefill_bytes": 1 << 16,
     "log.reserve_offsets": 1000,
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
@@ -208,10 +207,10 @@ class Peer:
 
 
 class Forks(Peer):
-    """The process that brokers are forks of."""
+    """The process that brokers are forks of; `limits` are as `set_log_limits` takes them."""
 
-    def __init__(self):
-        super().__init__("tests.crash.broker_process")
+    def __init__(self, **limits):
+        super().__init__("tests.crash.broker_process", json.dumps(limits))
 
     def start(self, output, command):
         """Fork a broker; return its pid."""
@@ -248,6 +247,9 @@ def main():
     """Fork brokers, and say how they ended, until stdin ends."""
     import frazil.cli
     import frazil.serve.process  # noqa: F401
+    from tests.support.log_limits import set_log_limits
+
+    set_log_limits(**json.loads(sys.argv[1]))
 
     codes = {}
     print("ready", flush=True)

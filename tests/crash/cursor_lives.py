@@ -29,7 +29,9 @@ from frazil.subscribe import HOLD_PREFIX
 from frazil.topic import known_cursors
 from tests.crash.checker import require
 from tests.crash.driven_log import DrivenLog, log_settings
+from tests.integration.engine.opening import apply
 from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from tests.support.log_limits import set_log_limits
 
 ROOT = "/data"
 METADATA = f"{ROOT}/meta.db"
@@ -41,7 +43,6 @@ DEFAULTS = Settings()
 # Smaller than a user may set them, so that a short life reaches rotation and freeing.
 LOG = {
     "segment_bytes_max": 4096,
-    "prefill_bytes": 1024,
     "ballast_bytes": 0,
     "retention_age_s": 0.0,
 }
@@ -50,7 +51,6 @@ SETTINGS = DEFAULTS.model_copy(
         "data_dir": ROOT,
         "log": DEFAULTS.log.model_copy(update=LOG),
         "memory": DEFAULTS.memory.model_copy(update={"enabled": False}),
-        "metadata": DEFAULTS.metadata.model_copy(update={"quick_check": False}),
     }
 )
 
@@ -153,9 +153,8 @@ class JournalLives:
         self.random = Random(seed)
         self.disk = SimulatedFileSystem(seed)
         self.clock = SimulatedClock(seed)
-        self.settings = log_settings(
-            segment_bytes_max=1 << 20, prefill_bytes=self.random.choice((0, 1024))
-        )
+        self.settings = log_settings(segment_bytes_max=1 << 20)
+        set_log_limits(prefill_bytes=self.random.choice((0, 1024)))
         self.model = {}
         self.doubt = []
         """Frames of the group that a crash cut short, in their order."""
@@ -325,6 +324,7 @@ class EngineLives:
                 self.disk.write_bytes(path, data)
 
     def open(self):
+        set_log_limits(prefill_bytes=1024, check_at_open=False)
         self.engine = Engine(SETTINGS, file_system=self.disk, clock=self.clock, threads=False)
         self.recoveries += 1
         if "/default/t" not in self.engine.topics():
@@ -400,9 +400,7 @@ class EngineLives:
             self.doing([("drop", name)], {}, lambda: engine.cursors.drop("t", name))
         else:
             changes = some_changes(random, known, self.head)
-            self.doing(
-                changes, {}, lambda: engine.cursors.apply("t", [*map(wire, changes)]).result()
-            )
+            self.doing(changes, {}, lambda: apply(engine, [*map(wire, changes)]).result())
 
     def place(self, name):
         """Begin a subscription, or put it somewhere else."""

@@ -26,7 +26,7 @@ KNOWN_MAX = 1024
 
 def log_settings(**changes):
     """Settings with small numbers, so that little data reaches every limit."""
-    small = {"segment_bytes_max": 1 << 20, "prefill_bytes": 4096, "reserve_offsets": 50}
+    small = {"segment_bytes_max": 1 << 20, "reserve_offsets": 50}
     return SETTINGS.log.model_copy(update={**small, **changes})
 
 

@@ -11,20 +11,21 @@ from frazil.errors import FrazilError
 from frazil.model import Ack
 from tests.crash.checker import require
 from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from tests.support.log_limits import set_log_limits
 
 ROOT = "/data"
 METADATA = f"{ROOT}/meta.db"
 DEFAULTS = Settings()
 # Smaller than a user may set them, so that a short life reaches rotation and new reservations.
-LOG = {"segment_bytes_max": 4096, "prefill_bytes": 1024, "reserve_offsets": 8, "ballast_bytes": 0}
+LOG = {"segment_bytes_max": 4096, "reserve_offsets": 8, "ballast_bytes": 0}
 SETTINGS = DEFAULTS.model_copy(
     update={
         "data_dir": ROOT,
         "log": DEFAULTS.log.model_copy(update=LOG),
-        "metadata": DEFAULTS.metadata.model_copy(update={"quick_check": False}),
     }
 )
 COPIES_MAX = 8
+LIMITS = {"prefill_bytes": 1024, "check_at_open": False}
 
 
 class TopicView:
@@ -116,6 +117,7 @@ class EngineSimulation:
 
     def open(self):
         """Recover, then check everything against what was acked and read before."""
+        set_log_limits(**LIMITS)
         self.engine = Engine(SETTINGS, file_system=self.disk, clock=self.clock, threads=False)
         self.recoveries += 1
         found = set(self.engine.topics())

@@ -23,16 +23,16 @@ from frazil.query import pool
 from frazil.topic import known_topics
 from tests.crash.checker import require
 from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from tests.support.log_limits import set_log_limits
 
 CONNECT = pool.connect_locked
+LIMITS = {"prefill_bytes": 1024, "rows_arrow_min": 3}
 
 ROOT = "/data"
 LOG = LogSettings(
     segment_bytes_max=64 << 10,
     write_bytes_max=16 << 10,
-    prefill_bytes=1024,
     reserve_offsets=16,
-    rows_arrow_min=3,
     retention_age_s=0.0,
     retention_bytes=0,
     ballast_bytes=0,
@@ -145,6 +145,7 @@ class World:
 
     def open(self):
         """Open the engine on the current disk."""
+        set_log_limits(**LIMITS)
         self.engine = Engine(self.settings, file_system=self.disk, clock=self.clock, threads=False)
 
     def close(self):

@@ -19,18 +19,20 @@ from tests.support import (
     SimulatedCrash,
     SimulatedFileSystem,
 )
+from tests.support.log_limits import set_log_limits
 
 DIRECTORIES = ("/data/journal",)
 SETTINGS = tuple(
     LogSettings(
         segment_bytes_max=64 << 10,
-        prefill_bytes=prefill,
         reserve_offsets=reserve,
         write_bytes_max=write,
         sync_interval_s=1.0,
     )
-    for prefill, reserve, write in ((4096, 16, 1 << 20), (0, 4, 4096), (1024, 64, 2048))
+    for reserve, write in ((16, 1 << 20), (4, 4096), (64, 2048))
 )
+PREFILL_BYTES = (4096, 0, 1024)
+"""What is filled ahead under each of the settings."""
 PRODUCERS = ProducerSettings(window_age_s=365 * DAY)
 
 
@@ -127,6 +129,7 @@ class Simulation:
 
     def open_journal(self, work, directory, **more):
         """Open one journal."""
+        set_log_limits(prefill_bytes=PREFILL_BYTES[SETTINGS.index(self.settings)])
         return self.profile.journal.open(
             self.file_system,
             directory,

@@ -39,7 +39,6 @@ SETTINGS = Settings(
     log={
         "segment_bytes_max": 2 << 20,
         "write_bytes_max": 32 << 10,
-        "prefill_bytes": 4096,
         "free_bytes_min": 0,
         "free_ratio_min": 0.0,
         "ballast_bytes": 4096,

@@ -13,15 +13,15 @@ from frazil.model import Ack
 from tests.crash.driven_log import DrivenLog, log_settings
 from tests.support import SimulatedClock, SimulatedFileSystem
 from tests.support.faulty_fs import VERBS, Fault, FaultyFileSystem
+from tests.support.log_limits import set_log_limits
 
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
 SAFE, LOOSE = 1, 2
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE)
 MORE_ERRORS = (errno.EDQUOT, errno.EINTR)
 CALLS_MAX = 400
-SETTINGS = log_settings(
-    prefill_bytes=256, segment_age_max_s=30.0, segment_bytes_max=64 << 10, open_files_max=2
-)
+SETTINGS = log_settings(segment_bytes_max=64 << 10)
+LIMITS = {"prefill_bytes": 256, "segment_age_max_s": 30.0, "open_files_max": 2}
 
 
 class History(msgspec.Struct):
@@ -60,6 +60,7 @@ class Workload:
         """Run the script twice over the same directory: a first life and a second one."""
         for life in range(2):
             try:
+                set_log_limits(**LIMITS)
                 self.log = DrivenLog(self.file_system, clock=self.clock, settings=SETTINGS)
             except FrazilError as error:
                 self.history.stopped.append(error)

@@ -26,7 +26,6 @@ def scene_settings():
             "memory": DEFAULTS.memory.model_copy(update={"budget_bytes": 64 << 20}),
             "disk": DEFAULTS.disk.model_copy(update=disk),
             "query": DEFAULTS.query.model_copy(update={"threads": 1}),
-            "metadata": DEFAULTS.metadata.model_copy(update={"quick_check": False}),
         }
     )
 

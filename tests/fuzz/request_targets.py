@@ -12,8 +12,8 @@ from frazil.serve.auth.credentials import BadCredential, TokenRules, verify_toke
 from frazil.serve.danube import messages
 from frazil.serve.danube.names import checked_topic, is_namespace, part_of
 from frazil.serve.danube.proto.danube_pb2 import StreamMessage
-from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.codec import CallFailed
+from tests.support.rpcs import RPCS
 
 TOKENS = TokenRules(secrets=(b"s" * 32,), issuer="here")
 

@@ -12,13 +12,14 @@ from hpack import Decoder, HPACKError
 
 from frazil.clock import SystemClock
 from frazil.serve.grpc.calls import Calls, Counters
-from frazil.serve.grpc.codec import CallFailed, framed, only_message, status_text
+from frazil.serve.grpc.codec import CallFailed, only_message, status_text
 from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.frames import ConnectionFailure
 from frazil.serve.h2.headers import HeaderReader
 from frazil.serve.h2.limits import ServerLimits
+from tests.unit.serve.h2.peer import prefixed
 
 LIMITS = ServerLimits(
     message_bytes_max=3_000,
@@ -53,7 +54,7 @@ def _feed(call, message):
         nonlocal left
         while left:
             left -= 1
-            if not call.write(framed(message[:50])):
+            if not call.write(prefixed(message[:50])):
                 return
         call.finish()
 
@@ -158,7 +159,7 @@ def headers(data):
 def grpc(data):
     """What gRPC puts into HTTP/2: prefixes, time-outs, metadata, status texts."""
     with suppress(CallFailed):
-        assert framed(only_message(data)) == data
+        assert prefixed(only_message(data)) == data
     sent = status_text(data.decode("utf-8", "surrogateescape"))
     assert all(0x20 <= byte <= 0x7E for byte in sent)
     parts = data.split(b"\n")

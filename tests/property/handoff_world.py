@@ -18,6 +18,7 @@ from frazil.objects import ObjectsSource
 from tests.crash.checker import Violation, require
 from tests.property.tiers_world import LOG, let_go
 from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.log_limits import set_log_limits
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.simulated_store import SimulatedStore
 from tests.support.tier_limits import set_tier_limits
@@ -48,14 +49,12 @@ def settings_of(chance):
         **LOG,
         "segment_bytes_max": chance.choice((4096, 16 << 10)),
         "retention_age_s": chance.choice((1.0, 1_000.0)),
-        "read_bytes": chance.choice((1, 500, 1 << 20)),
     }
     sections = {"objects": objects, "disk": disk, "memory": memory, "log": log}
     update = {
         name: getattr(DEFAULTS, name).model_copy(update=values) for name, values in sections.items()
     }
-    quick = DEFAULTS.metadata.model_copy(update={"quick_check": False})
-    return DEFAULTS.model_copy(update={**update, "metadata": quick})
+    return DEFAULTS.model_copy(update=update)
 
 
 class Follower:
@@ -96,7 +95,7 @@ class Follower:
 
     def _piece(self):
         runtime = self.world.engine.topic(self.topic).runtime
-        size = self.world.settings.log.read_bytes
+        size = self.world.read_bytes
         try:
             piece = runtime.history.read(runtime.state.id, offset=self.offset, bytes_max=size)
         except NotFound as error:
@@ -133,6 +132,7 @@ class World:
             "small_file_bytes": 4 << 10,
             "row_group_rows": self.chance.choice((3, 50)),
         }
+        self.read_bytes = self.chance.choice((1, 500, 1 << 20))
         self.index_bytes = self.chance.choice((200, 1_000, 1 << 20))
         self.ahead_bytes = self.chance.choice((64 << 10, 1 << 20))
         self.clock = SimulatedClock(seed)
@@ -150,6 +150,9 @@ class World:
 
     def open(self):
         set_tier_limits(**self.tier_limits)
+        set_log_limits(
+            prefill_bytes=1024, rows_arrow_min=3, read_bytes=self.read_bytes, check_at_open=False
+        )
         source = partial(ObjectsSource, ahead_bytes=self.ahead_bytes)
         with (
             patch("frazil.objects.runtime.open_store", lambda _settings, clock: self.store),

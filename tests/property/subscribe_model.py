@@ -86,7 +86,7 @@ class Specification:
         # When the last consumer came or left.
         self.changed = 0
         self.pardoned = set()
-        self.coming, self.condemned = set(), set()
+        self.coming, self.condemned, self.reading = set(), set(), set()
         self.before_ack, self.before_nack = {}, {}
         # What was acked before this life delivered it: it may be in line by now, as new.
         self.acked_early = set()
@@ -115,13 +115,7 @@ class Specification:
         self.members.remove(member)
         self.changed = now
         self.turns = {}
-        mine = {offset: since for offset, (whose, since) in self.hands.items() if whose is member}
-        for offset in [offset for offset, since in mine.items() if since is None]:
-            # It never had these.
-            del self.hands[offset]
-            self.returned.add(offset)
-        had = sorted(offset for offset, since in mine.items() if since is not None)
-        for offset in had:
+        for offset in sorted(o for o, (whose, _) in self.hands.items() if whose is member):
             del self.hands[offset]
             self.returned.add(offset)
             self.fail(offset, now, judged=False)
@@ -151,8 +145,8 @@ class Specification:
                 self.acked_early.add(offset)
 
     def nack(self, offset, delay, change, now):
-        if offset not in self.hands or self.hands[offset][1] is None:
-            # Nobody has it, or its new delivery is not sent yet: a late nack.
+        if offset not in self.hands:
+            # Nobody has it: a late nack.
             assert change is None or change.is_empty
             return
         assert change is not None, "a nack without effect"
@@ -164,37 +158,25 @@ class Specification:
         else:
             assert change.attempts == [self.attempts.get(offset)]
 
-    def unsent(self, offsets):
-        """What is not sent yet has all the time."""
-        for offset in offsets:
-            self.hands[offset] = (self.hands[offset][0], None)
-
-    def sent(self, member, offsets, now):
-        """It goes out now, as far as it is still to go there."""
-        for offset in offsets:
-            if self.hands.get(offset, (None,))[0] is member:
-                self.hands[offset] = (member, now)
-
-    def put_off(self, member, offsets, now):
-        """It could not be sent: that is no failure, and where order counts nothing overtakes it."""
-        for offset in offsets:
-            if self.hands.get(offset, (None,))[0] is member:
-                del self.hands[offset]
-                self.not_before[offset] = now + self.limits.retry_ms
-                if self.kind in SINGLE:
-                    self.returned.add(offset)
-                    self.held_back[offset] = now + self.limits.retry_ms
+    def put_off(self, offset, now):
+        """It could not be read: that is no failure, and where order counts nothing overtakes it."""
+        self.not_before[offset] = now + self.limits.retry_ms
+        if self.kind in SINGLE:
+            self.returned.add(offset)
+            self.held_back[offset] = now + self.limits.retry_ms
+        else:
+            self.returned.discard(offset)
 
     def gone(self, offset):
-        """A quota took it before it could be sent."""
-        if offset in self.hands:
-            del self.hands[offset]
+        """A quota took it before it could be read."""
+        if offset not in self.settling:
             self.gaps.add(offset)
             self.settling.add(offset)
+            self.condemned.add(offset)
 
     def prolong(self, offset, until):
         """Whoever has a record has it until then."""
-        if offset in self.hands and self.hands[offset][1] is not None:
+        if offset in self.hands:
             self.hands[offset] = (self.hands[offset][0], Until(until))
 
     def take_back(self, member, offsets):
@@ -266,9 +248,9 @@ class Specification:
             unacked = (self.delivered - self.settled - self.coming) | ahead
             last = 0
         else:
-            # Any of those that come together may be the one that crossed the limit in bytes.
+            # Any may be the one that crossed the limit in bytes: what is read again comes later.
             unacked = self.delivered - self.settled - self.blocked
-            last = max(self.records[each][0] for each in self.coming)
+            last = max(self.records[each][0] for each in unacked | self.coming)
         assert len(unacked) < self.limits.max_unacked_messages, "the window is not respected"
         size_bytes = sum(self.records[each][0] for each in unacked) - last
         assert size_bytes < self.limits.max_unacked_bytes, "the window in bytes is not respected"
@@ -278,7 +260,7 @@ class Specification:
         return (
             offset not in self.delivered
             and offset not in self.settled
-            and offset not in self.settling
+            and offset not in self.settling | self.reading
             and offset not in self.condemned | self.skipped | self.dropped
             and (offset in self.delivered or self.now >= self.not_before.get(offset, 0))
             and self.attempts.get(offset, 1) <= attempts_max_of(self.policy)
@@ -301,7 +283,7 @@ class Specification:
             # Hands of one poll go to different consumers: between them there is no order.
             before = {each for each in self.records if each < offset and self._waits(each)}
             if self.kind is SubscriptionType.SHARED:
-                before, back = before - self.coming, back - self.coming
+                before, back = before - self.coming, back - self.coming - self.reading
             # One that an earlier life delivered may be among those that come back.
             before |= set() if offset in self.known | self.acked_early else back
             assert not before, f"{offset} was delivered before {before}"
@@ -351,7 +333,6 @@ class Specification:
                 if offset in self.hands:
                     _, since = self.hands.pop(offset)
                     assert timeout, "a time-out without a limit"
-                    assert since is not None, f"{offset} timed out before it was sent"
                     assert now >= since + timeout, f"{offset} timed out too early"
                     wait = self.policy.delay_ms(self.attempts.get(offset, 1))
                     self.fail(offset, now + wait)
@@ -375,7 +356,6 @@ class Specification:
     def _drop(self, offset, now):
         if offset in self.hands:
             _, since = self.hands.pop(offset)
-            assert since is not None, f"{offset} timed out before it was sent"
             assert now >= since + self.policy.ack_timeout_ms
             self.fail(offset, now)
         assert offset in self.dropped or self._is_dropped(offset), f"{offset} was dropped too early"
@@ -402,7 +382,7 @@ class Specification:
         late = [
             offset
             for offset, (_, since) in self.hands.items()
-            if timeout and since is not None and now >= since + timeout
+            if timeout and now >= since + timeout
         ]
         assert not late, f"{late} should have timed out"
 
@@ -428,6 +408,10 @@ class Specification:
         if self.kind in SINGLE:
             takers = [each for each in takers if each is self.members[0]]
         is_returning = is_returning or self._is_stuck()
+        if self.reading:
+            # Where one consumer has all they go first, and elsewhere they have its room.
+            is_returning = is_returning or self.kind in SINGLE
+            is_open = is_open and len(self.reading) < sum(each.messages for each in takers)
         if not is_open or (self.kind in LINES and (self.blocked or is_returning)):
             return
         out = {key for offset, (_, key) in self.records.items() if offset not in self.settled}
@@ -500,10 +484,7 @@ class Specification:
             hand = self.before_ack.pop(offset)
             if hand is None:
                 continue
-            if hand[1] is None:
-                # Its consumer was never sent it.
-                self.returned.add(offset)
-            elif hand[0] in self.members:
+            if hand[0] in self.members:
                 self.hands[offset] = (hand[0], now)
             else:
                 self.returned.add(offset)

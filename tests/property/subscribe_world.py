@@ -23,6 +23,7 @@ from frazil.subscribe import (
     Limits,
     Notice,
     Poison,
+    Read,
     SubscriptionType,
 )
 from tests.property.subscribe_model import Member, Specification
@@ -56,6 +57,8 @@ class World:
             retry_ms=50,
         )
         self.is_ample = choose((True, False))
+        # What must be read again is read at once, or later, or cannot be.
+        self.is_quick = choose((True, False))
         # Every third life has more consumers than some windows have places, more keys, and windows
         # that change.
         self.is_wide = seed % 3 == 2
@@ -64,7 +67,6 @@ class World:
         self.now = 0
         self.end = self.ids = 0
         self.journal, self.graves, self.history = [], [], []
-        self.unsent = []
         self.answers = []
         self.spec = Specification(self.kind, self.policy(), self.limits)
         self.begin()
@@ -175,23 +177,23 @@ class World:
         self.spec.nack(offset, delay, change, self.now)
         self.write(change)
 
-    def send(self):
-        """What had to be read again goes out, or cannot be read."""
-        if not self.unsent:
-            return
-        member, offsets = self.unsent.pop(0)
-        if self.random.random() < 0.7:
-            self.tell("sent", offsets)
-            self.dispatch.sent(member.id, offsets, now_ms=self.now)
-            self.spec.sent(member, offsets, self.now)
-            return
-        if self.random.random() < 0.2 and self.dispatch.is_with(member.id, offsets[0]):
-            self.tell("gone", offsets[0])
-            self.dispatch.gone(offsets[0])
-            self.spec.gone(offsets[0])
-        self.tell("put off", offsets)
-        self.dispatch.put_off(member.id, offsets, now_ms=self.now)
-        self.spec.put_off(member, offsets, self.now)
+    def read(self):
+        """Some of what must be read again is read, or cannot be."""
+        if self.kind is SubscriptionType.KEY_SHARED and self.random.random() < 0.2:
+            self.dispatch.trim(self.random.choice((0, 100)))
+        for offset in list(self.dispatch.reading)[: self.random.choice((1, 3, 100))]:
+            chance = self.random.random()
+            if chance < 0.7:
+                self.tell("loaded", offset)
+                self.dispatch.loaded(offset, offset)
+            elif chance < 0.8:
+                self.tell("gone", offset)
+                self.dispatch.gone(offset)
+                self.spec.gone(offset)
+            else:
+                self.tell("put off", offset)
+                self.dispatch.put_off(offset, now_ms=self.now)
+                self.spec.put_off(offset, self.now)
 
     def prolong(self):
         """Give a consumer more time for a record, or for one that it does not have."""
@@ -300,7 +302,6 @@ class World:
             self.spec.durable(change)
         self.tell("crash with durable", self.journal[:count])
         self.journal, self.graves, self.answers = [], [], []
-        self.unsent = []
         if self.random.random() < 0.3:
             self.spec.policy = self.policy()
         self.begin()
@@ -308,8 +309,12 @@ class World:
     # -- outputs ---------------------------------------------------------------------------------
 
     def poll(self):
-        for _ in range(3):
+        for _ in range(5):
             self.act(self.dispatch.poll(self.now))
+            if self.is_quick and self.dispatch.reading:
+                for offset in list(self.dispatch.reading):
+                    self.dispatch.loaded(offset, offset)
+                continue
             due = self.dispatch.due_ms()
             if due is None or due > self.now:
                 break
@@ -318,6 +323,7 @@ class World:
         self.spec.polled(self.now)
         self.spec.progress(self.dispatch.cursor)
         is_returning = any(change.cause is Cause.LOST for change in self.journal)
+        self.spec.reading = set(self.dispatch.reading)
         self.spec.idle(self.dispatch.status(), self.dispatch.offset_next, is_returning=is_returning)
         if self.is_ample:
             self.spec.even()
@@ -326,11 +332,13 @@ class World:
         """Do what dispatch asks for, and have it judged."""
         hands = [each.offsets for each in actions if isinstance(each, Deliver)]
         self.spec.coming = set().union(*hands)
+        self.spec.reading = set(self.dispatch.reading)
         for action in actions:
             self.tell("  ", action)
             if isinstance(action, Deliver):
                 self.spec.deliver(action, self.now)
-                self.leave_unsent(action)
+            elif isinstance(action, Read):
+                assert self.dispatch.reading
             elif isinstance(action, DeadLetter):
                 self.spec.dead_letter(action)
                 self.graves.append(action.offset)
@@ -340,14 +348,6 @@ class World:
                 assert isinstance(action, Change)
                 self.spec.change(action, self.now)
                 self.write(action)
-
-    def leave_unsent(self, action):
-        """Some deliveries must be read again before they can be sent."""
-        if self.random.random() < 0.2:
-            (member,) = [each for each in self.spec.members if each.id == action.consumer_id]
-            self.unsent.append((member, action.offsets))
-            self.dispatch.unsent(member.id, action.offsets)
-            self.spec.unsent(action.offsets)
 
     def live(self, steps=STEPS):
         verbs = {
@@ -363,7 +363,7 @@ class World:
             self.advance: 12,
             self.configure: 1,
             self.dig: 6,
-            self.send: 6,
+            self.read: 16,
             self.sync: 20,
             self.refuse: 2,
             self.crash: 2,
@@ -390,6 +390,8 @@ class World:
                 self.want(member, MUCH, MUCH)
             self.feed()
             self.poll()
+            for offset in list(self.dispatch.reading):
+                self.dispatch.loaded(offset, offset)
             for offsets in (list(spec.hands), sorted(spec.blocked)):
                 change = self.dispatch.ack(offsets, head=self.end)
                 spec.ack(offsets, change)

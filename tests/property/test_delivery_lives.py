@@ -12,8 +12,8 @@ import pytest
 from frazil.errors import FrazilError, NotFound
 from frazil.subscribe import (
     HELD_BYTES_MAX,
+    Cause,
     Dispatch,
-    Outbox,
     PendingDeadLetters,
     Subscription,
     TopicFeed,
@@ -71,36 +71,20 @@ def letters_look_into_the_cache(patch):
     patch.setattr(TopicFeed, "fetch", wrong)
 
 
-def unread_records_are_left_out(patch):
-    """What cannot be read is left out of its delivery, and the rest goes."""
+def unread_records_are_overtaken(patch):
+    """A record that cannot be read lets later ones pass where one consumer has all."""
+    put_off = Dispatch.put_off
 
-    def wrong(self, offset, error):
-        self.waiting[0].leave_out(offset)
-        self._subscription.put_off(self._consumer, [offset], error)
+    def wrong(self, offset, *, now_ms):
+        put_off(self, offset, now_ms=now_ms)
+        self._returning.discard(offset)
 
-    patch.setattr(Outbox, "_put_off", wrong)
+    patch.setattr(Dispatch, "put_off", wrong)
 
 
 def unread_records_are_gone(patch):
     """What cannot be read is settled."""
-
-    def wrong(self, offset, error):
-        del error
-        self._leave_out([offset])
-
-    patch.setattr(Outbox, "_put_off", wrong)
-
-
-def reading_takes_the_consumers_time(patch):
-    """The time for an ack runs while a record is read again."""
-    patch.setattr(Dispatch, "unsent", lambda self, consumer_id, offsets: None)
-
-
-def acked_records_go_out(patch):
-    """What was acked while it was read again is delivered all the same."""
-    # Two things keep it from that: it is withdrawn when the ack comes, and looked at when it goes.
-    patch.setattr(Outbox, "withdraw", lambda self, offsets: None)
-    patch.setattr(Subscription, "is_with", lambda self, consumer, offset: True)
+    patch.setattr(Dispatch, "put_off", lambda self, offset, *, now_ms: self.gone(offset))
 
 
 def letters_settle_before_they_are_written(patch):
@@ -139,13 +123,15 @@ def all_that_waits_is_kept(patch):
 
 def what_was_not_kept_is_lost(patch):
     """The first delivery of a record goes without it if it must be read again."""
-    add = Outbox.add
+    loaded = Dispatch.loaded
 
-    def wrong(self, offsets, records, attempts):
-        here = [at for at, each in enumerate(records) if each is not None or attempts is not None]
-        add(self, [offsets[at] for at in here], [records[at] for at in here], attempts)
+    def wrong(self, offset, value):
+        loaded(self, offset, value)
+        record = self._records[offset]
+        if record.attempt == 1:
+            self._settle_owed([record], Cause.GONE)
 
-    patch.setattr(Outbox, "add", wrong)
+    patch.setattr(Dispatch, "loaded", wrong)
 
 
 def live_records_go_out_unanswered(patch):
@@ -178,10 +164,8 @@ def live_records_have_the_wrong_offset(patch):
 PLANTED = (
     not_found_is_expired,
     letters_look_into_the_cache,
-    unread_records_are_left_out,
+    unread_records_are_overtaken,
     unread_records_are_gone,
-    reading_takes_the_consumers_time,
-    acked_records_go_out,
     letters_settle_before_they_are_written,
     lost_letters_are_settled,
     passed_records_are_kept,

@@ -69,11 +69,12 @@ CUTS = st.lists(st.integers(0, 10_000), max_size=10)
 
 def decoded(frame):
     """Return what a frame says: its rows with time and version, and its runs."""
-    view = memoryview(frame.data)
+    view = memoryview(frame.buffer)
     head = fmt.read_head(view, 0)
     assert fmt.frame_fault(view, 0, head) == ""
-    assert (head.offset, head.records, head.topic) == (frame.offset, frame.records, 7)
-    assert len(frame.data) % 8 == 0
+    assert (head, head.topic) == (frame.head, 7)
+    assert frame.start == fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size
+    assert len(frame.buffer) % 8 == 0
     batch = pa.ipc.read_record_batch(pa.py_buffer(fmt.payload_of(view, 0, head)), SCHEMA)
     rows = [
         (head.offset + n, head.time, head.schema, text)

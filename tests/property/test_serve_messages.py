@@ -88,9 +88,7 @@ def test_deliveries_are_what_protobuf_reads_and_writes(records, topic, address, 
     """Each delivery is read with every field as it was, and has not one byte more than needed."""
     encoder = messages.DeliveryEncoder(topic_name=topic, broker_addr=address)
     field = messages.subscription_field(subscription)
-    bodies = [encoder.body(offset, message) for offset, message in records]
-    stream = messages.framed_all(bodies, field)
-    assert stream == b"".join(messages.framed(body, field) for body in bodies)
+    stream = encoder.run([Record(offset, message, 0) for offset, message in records], field)
     for (offset, message), data in zip(records, unframed(stream), strict=True):
         wanted = as_protobuf(
             message, offset=offset, topic=topic, address=address, subscription=subscription

@@ -328,43 +328,52 @@ def refused_counts_let_others_pass(patch):
     patch.setattr(Dispatch, "_count_failed", wrong)
 
 
-def unsent_deliveries_time_out(patch):
-    """The time for an ack runs while a record is not even sent."""
-    patch.setattr(Dispatch, "unsent", lambda self, consumer_id, offsets: None)
+def records_that_are_read_are_overtaken(patch):
+    """A record that must be read again lets later ones pass where one consumer has all."""
+    deliver = Dispatch._deliver_ready
 
+    def wrong(self, now_ms):
+        deliver(self, now_ms)
+        self._returning.difference_update(self.reading)
 
-def sent_deliveries_never_time_out(patch):
-    """What was sent late has no time for its ack."""
-    patch.setattr(Dispatch, "sent", lambda self, consumer_id, offsets, *, now_ms: None)
+    patch.setattr(Dispatch, "_deliver_ready", wrong)
 
 
 def put_off_counts_as_failed(patch):
-    """A record that could not be sent has failed once more."""
+    """A record that could not be read has failed once more."""
+    put_off = Dispatch.put_off
 
-    def wrong(self, consumer_id, offsets, *, now_ms):
-        mine = [self._records[o] for o in offsets if self.is_with(consumer_id, o)]
-        if mine:
-            self._actions += self._fail(mine, Cause.TIMEOUT, now_ms)
+    def wrong(self, offset, *, now_ms):
+        put_off(self, offset, now_ms=now_ms)
+        self._records[offset].attempt += 1
 
     patch.setattr(Dispatch, "put_off", wrong)
+
+
+def put_off_is_forgotten(patch):
+    """A record that could not be read is never tried again."""
+
+    def wrong(self, offset, *, now_ms):
+        del now_ms
+        self.reading.pop(offset).state = State.WAITING
+
+    patch.setattr(Dispatch, "put_off", wrong)
+
+
+def acked_while_it_was_read(patch):
+    """What was read again goes out although its ack is on its way."""
+
+    def wrong(self, offset, value):
+        record = self.reading.pop(offset)
+        record.value, record.settling = value, None
+        self._make_ready(record)
+
+    patch.setattr(Dispatch, "loaded", wrong)
 
 
 def keys_do_not_wait_for_consumers(patch):
     """Keys that nobody matches are passed over as soon as somebody is there."""
     patch.setattr(KeySharedDispatcher, "_skip_ms", property(lambda _: 0, lambda *_: None), False)
-
-
-def refused_acks_of_unsent_records_are_with_consumers(patch):
-    """A consumer that was never sent a record is waited for when the ack of another is refused."""
-    failed = Dispatch.failed
-
-    def wrong(self, change, *, now_ms):
-        for record in change.records:
-            if record.state is State.IN_FLIGHT and record.sent_ms < 0:
-                record.sent_ms = now_ms
-        failed(self, change, now_ms=now_ms)
-
-    patch.setattr(Dispatch, "failed", wrong)
 
 
 PLANTED = (
@@ -395,11 +404,11 @@ PLANTED = (
     filters_ignored,
     blocked_does_not_stop,
     refused_counts_let_others_pass,
-    unsent_deliveries_time_out,
-    sent_deliveries_never_time_out,
+    records_that_are_read_are_overtaken,
     put_off_counts_as_failed,
+    put_off_is_forgotten,
+    acked_while_it_was_read,
     keys_do_not_wait_for_consumers,
-    refused_acks_of_unsent_records_are_with_consumers,
 )
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from frazil.errors import Unavailable
 from frazil.objects import ObjectCatalog, Uploader
-from frazil.objects.catalog import _Change
 from frazil.objects.descriptor import descriptor_of
 from tests.property.upload_world import Logs, World, command, failure, footer_of
 
@@ -64,9 +63,10 @@ def test_the_lives_meet_every_fault_and_every_step():
 class TrustingUploader(Uploader):
     """Registers what it built, without a look at the store."""
 
-    def _write(self, key, builder, size):
-        super()._write(key, builder, size)
-        self.built = b"".join(builder)
+    def _write(self, key, head, rest):
+        built = [bytes(piece) for piece in (*head, *(rest or ()))]
+        super()._write(key, [built[0]], None if rest is None else iter(built[1:]))
+        self.built = b"".join(built)
 
     def _register(self, topic_id, intent):
         footer, _end = footer_of(self.built)
@@ -83,10 +83,15 @@ class RegistersBeforeVerifying(World):
 class TwiceCatalog(ObjectCatalog):
     """Does not look after an unknown outcome, and compares nothing."""
 
-    def _commit(self, change):
-        transaction = attrs.evolve(self._transaction(change), compares=())
-        revision = self._store.commit(transaction)
-        self._known[change.topic] = self._changed(change, transaction, revision)
+    def _send(self, transaction):
+        return super()._send(attrs.evolve(transaction, compares=()))
+
+    def _refresh(self, topic_id):
+        self._stale.discard(topic_id)
+
+    def _landed(self, transaction):
+        del transaction
+        return False
 
 
 class RegistersTwice(World):
@@ -98,10 +103,10 @@ class RegistersTwice(World):
 class CheckpointFirstCatalog(ObjectCatalog):
     """Moves `uploaded` in a transaction of its own, before the descriptor is there."""
 
-    def _commit(self, change):
-        if change.state is not None and change.add is not None:
-            super()._commit(attrs.evolve(change, add=None, intent_done=False))
-        super()._commit(change)
+    def _commit(self, topic, state, *, add=(), **more):
+        if add:
+            super()._commit(topic, state, **more)
+        super()._commit(topic, state, add=add, **more)
 
 
 class MovesTheCheckpointFirst(World):
@@ -163,8 +168,8 @@ class UploadsBeyondDurable(World):
 class FenceCatalog(ObjectCatalog):
     """Registers without its owner's lease."""
 
-    def _transaction(self, change):
-        return attrs.evolve(super()._transaction(change), requires=None)
+    def _send(self, transaction):
+        return super()._send(attrs.evolve(transaction, requires=None))
 
 
 class IgnoresTheLease(World):
@@ -180,8 +185,8 @@ class StaleCatalog(ObjectCatalog):
         return self.topic(topic_id)
 
     def begin(self, topic_id, intent):
-        self._fresh(topic_id)
-        self._commit(_Change(topic=topic_id, intent=intent))
+        super().fresh(topic_id)
+        self._change_intent(self.topic(topic_id), intent, why="begun anew")
 
 
 class StaleUploader(Uploader):

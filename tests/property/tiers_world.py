@@ -14,6 +14,7 @@ from frazil.errors import FrazilError
 from frazil.schema import positions_of
 from tests.crash.checker import require
 from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.log_limits import set_log_limits
 from tests.support.tier_limits import set_tier_limits
 
 ROOT = "/data"
@@ -24,9 +25,7 @@ OPS = {1: "insert", 2: "update", 3: "upsert", 4: "delete"}
 DEFAULTS = Settings(data_dir=ROOT)
 LOG = {
     "write_bytes_max": 16 << 10,
-    "prefill_bytes": 1024,
     "reserve_offsets": 16,
-    "rows_arrow_min": 3,
     "ballast_bytes": 0,
     "free_bytes_min": 0,
     "free_ratio_min": 0.0,
@@ -37,7 +36,6 @@ def settings_of(random):
     """Sizes so small that a short life meets every limit; each life has its own."""
     memory = {
         "budget_bytes": 64 << 20,
-        "flush_changes": random.choice((10, 40, 10_000)),
         "flush_offsets": random.choice((15, 100_000)),
         "retention_s": random.choice((1.0, 900.0)),
     }
@@ -49,7 +47,6 @@ def settings_of(random):
             "memory": DEFAULTS.memory.model_copy(update=memory),
             "disk": DEFAULTS.disk.model_copy(update=disk),
             "query": DEFAULTS.query.model_copy(update={"threads": 1}),
-            "metadata": DEFAULTS.metadata.model_copy(update={"quick_check": False}),
         }
     )
 
@@ -57,6 +54,7 @@ def settings_of(random):
 def tier_limits_of(random):
     """Constants of the tiers so small that a short life meets every limit."""
     return {
+        "flush_changes": random.choice((10, 40, 10_000)),
         "index_share": random.choice((0.25, 2e-5, 5e-6)),
         "merge_rows": random.choice((4, 16, 64 << 10)),
         "row_group_rows": random.choice((3, 20, 64 << 10)),
@@ -73,6 +71,7 @@ class TierWorld:
         self.random = random
         self.settings = settings_of(random)
         self.tier_limits = tier_limits_of(random)
+        self.log_limits = {"prefill_bytes": 1024, "rows_arrow_min": 3, "check_at_open": False}
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.models = {}
@@ -89,6 +88,7 @@ class TierWorld:
     def open(self):
         """Open the engine on the current disk."""
         set_tier_limits(**self.tier_limits)
+        set_log_limits(**self.log_limits)
         self.engine = Engine(self.settings, file_system=self.disk, clock=self.clock, threads=False)
 
     def close(self):

@@ -12,7 +12,8 @@ import types
 
 import pytest
 
-from frazil.errors import Closed, CorruptionError, FrazilError, NotFound, Unavailable
+from frazil.errors import Closed, FrazilError, NotFound, Unavailable
+from frazil.log import Frame
 from frazil.log import format as fmt
 from frazil.metadata import MemoryStore
 from frazil.model import TopicSpec
@@ -21,7 +22,6 @@ from frazil.objects import (
     Descriptor,
     ObjectCatalog,
     Uploader,
-    UploadRange,
     writer,
 )
 from frazil.objects import descriptor as rows
@@ -32,7 +32,7 @@ from tests.support.simulated_store import SimulatedStore
 
 BROKER = b"broker-id-of-16b"
 SALT = b"saltsalt"
-SETTINGS = types.SimpleNamespace(object_bytes_max=2_000)
+OBJECT_BYTES_MAX = 2_000
 INDEX_BYTES = 300
 RATES = ("partial", "truncated", "error_in_200", "own_412", "conflict_409", "lost_answer")
 RATES_MORE = ("throttled", "stall", "missing", "flipped", "short", "stale_list")
@@ -95,24 +95,8 @@ class Log:
         self.frames = [frame for frame in self.frames if frame[0] >= self.start]
 
 
-def reading(frames):
-    """Return the `read` of an upload range of frames."""
-
-    def read(stats):
-        for offset, end, frame in frames:
-            head = fmt.read_head(frame, 0)
-            if fmt.frame_fault(memoryview(frame), 0, head):
-                raise CorruptionError("damaged", offset_first=offset, offset_next=end)
-            runs_end = fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size
-            runs = frame[fmt.FRAME_HEAD_BYTES : runs_end]
-            stats.add(frame[: fmt.FRAME_HEAD_BYTES], runs, [len(frame)])
-            yield frame
-
-    return read
-
-
 class Logs:
-    """Frames out of the world's logs; see `FrameSource`."""
+    """Frames out of the world's logs; see `TopicFrames`."""
 
     def __init__(self, logs):
         self.logs = logs
@@ -120,34 +104,30 @@ class Logs:
     def available(self, topic_id):
         return self.logs[topic_id].start, self.logs[topic_id].durable
 
-    def frames(self, topic_id, first, *, bytes_max, end=None):
+    def state(self, topic_id):
+        producer = types.SimpleNamespace(id=9, name="producer")
+        spec = self.logs[topic_id].spec
+        return types.SimpleNamespace(spec=spec, schemas={}, producers={9: producer})
+
+    def gap(self, topic_id, offset):
+        for first, end in self.logs[topic_id].gaps:
+            if first <= offset < end:
+                return objects.Range(offset, end, "gap", "declared")
+        return None
+
+    def frames(self, topic_id, *, offset, end):
         log = self.logs[topic_id]
-        if first < log.start:
-            raise NotFound("gone", offset=first, offset_first=log.start)
-        limit = self.available(topic_id)[1] if end is None else min(end, log.durable)
-        pieces = sorted([*log.frames, *((f, e, None) for f, e in log.gaps)])
-        offset, size, frames, ranges = first, 0, [], []
-        for piece in pieces:
-            if piece[0] < offset or piece[1] > limit:
+        if offset < log.start:
+            raise NotFound("gone", offset=offset, offset_first=log.start)
+        found = []
+        for first, last, data in log.frames:
+            if last <= offset or last > end or (found and first != found[-1][1]):
                 continue
-            if piece[2] is None:
-                ranges.append(objects.Range(piece[0], piece[1], "gap", "declared"))
-            else:
-                if frames and size + len(piece[2]) > bytes_max:
-                    break
-                frames.append(piece)
-                size += len(piece[2])
-            offset = piece[1]
-        return UploadRange(
-            spec=log.spec,
-            schemas={},
-            producers={9: "producer"},
-            first=first,
-            end=offset,
-            size=sum(len(frame) for _, _, frame in frames),
-            ranges=tuple(ranges),
-            read=reading(frames),
-        )
+            head = fmt.read_head(data, 0)
+            assert not fmt.frame_fault(memoryview(data), 0, head)
+            start = fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size
+            found.append((first, last, Frame(head, data, start)))
+        return [frame for _first, _last, frame in found]
 
 
 class Metadata(MemoryStore):
@@ -204,7 +184,7 @@ class Life:
             self.source,
             broker=BROKER,
             clock=world.clock,
-            settings=SETTINGS,
+            object_bytes_max=OBJECT_BYTES_MAX,
             on_step=world.step,
         )
         self.uploader.index_bytes = INDEX_BYTES
@@ -381,7 +361,7 @@ class World:
         """Return what this life must register first: whole objects that were begun before it."""
         found = {}
         for topic in self.logs:
-            intent = catalog.intent(topic)
+            intent = catalog.topic(topic).state.intent
             stored = None if intent is None else self.store.objects.get(intent.key)
             if stored is None or not is_whole(stored.data):
                 continue
@@ -450,8 +430,7 @@ class World:
         seen = set()
         for _acting, puts in self.metadata.puts:
             for key in puts:
-                name = key.rpartition("/")[2]
-                if key.startswith(rows.GARBAGE_PREFIX) or name in (rows.STATE, rows.INTENT):
+                if key.startswith(rows.GARBAGE_PREFIX) or key.endswith(f"/{rows.STATE}"):
                     continue
                 if key in seen:
                     raise Violation(f"registered twice: {key}")

@@ -18,8 +18,8 @@ from frazil.config import describe
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "(top)": 1_000,
-    "cli": 2_477,
-    "config": 881,
+    "cli": 2_150,
+    "config": 838,
     "engine": 2_700,
     "lake": 6_744,
     "log": 3_832,

@@ -9,7 +9,6 @@ import typer
 
 from frazil import __version__
 from frazil.cli import (
-    backup,
     catalog,
     config,
     doctor,
@@ -51,7 +50,7 @@ app.command("top")(top.top)
 app.add_typer(subscription.app, name="subscription")
 app.add_typer(tier.app, name="tier")
 app.add_typer(objects.app, name="objects")
-app.command("backup")(backup.backup)
+app.command("backup")(objects.backup)
 app.command("restore")(restore.restore)
 app.add_typer(lake.lake_app, name="lake")
 app.command("verify")(verify.verify)
@@ -89,14 +88,8 @@ def root(
 ) -> None:
     """Take the options that all commands share."""
     del debug, version
-    given = list(assignments or [])
-    context.obj = Session(data=data, config=config_file, assignments=tuple(given), output=output)
-    # `frazil config show` has these options itself; before the command they count as well.
-    if data is not None:
-        given.append(f"data_dir={data}")
-    context.default_map = {
-        "config": {"show": {"file": config_file, "assignments": given, "output": output}}
-    }
+    given = tuple(assignments or ())
+    context.obj = Session(data=data, config=config_file, assignments=given, output=output)
 
 
 def main() -> None:

@@ -50,16 +50,12 @@ def check_format(name: str) -> BatchFormat:
 
 def unique_names(names: Sequence[str]) -> list[str]:
     """Return names of which no two are the same: the second `a` is `a_1`."""
-    taken = set(names)
     found: list[str] = []
-    seen: set[str] = set()
     for name in names:
-        fresh = name
-        number = 1
-        while fresh in seen or (number > 1 and fresh in taken):
-            fresh = f"{name}_{number}"
+        fresh, number = name, 0
+        while fresh in found or (number and fresh in names):
             number += 1
-        seen.add(fresh)
+            fresh = f"{name}_{number}"
         found.append(fresh)
     return found
 

@@ -15,11 +15,11 @@ from frazil.cli.session import session_of
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.fs import RealFileSystem
 from frazil.lake.catalog.address import ADDRESS_FILE, CatalogAddress, read_address
+from frazil.lake.catalog.process import CatalogOptions
 from frazil.log import DataDirectory
 
 if TYPE_CHECKING:
     from frazil.cli.session import Session
-    from frazil.lake.catalog.server import ServerOptions
 
 __all__ = ["app"]
 
@@ -46,9 +46,6 @@ def serve(
     warehouse: Annotated[
         str | None, typer.Option(help="Where tables lie; the setting lake.warehouse without it.")
     ] = None,
-    no_token: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--no-token", help="Let everybody on this machine in.")
-    ] = False,
 ) -> None:
     """Serve the catalog of a data directory until Ctrl-C.
 
@@ -59,8 +56,6 @@ def serve(
     paths = session.paths() if directory is None else DataDirectory(os.path.abspath(directory))
     if not os.path.isdir(paths.root):
         raise NotFound("there is no data directory", path=paths.root)
-    if no_token and host not in {"127.0.0.1", "::1", "localhost"}:
-        raise InvalidRequest("a catalog that others can reach needs its token", host=host)
     running = read_address(paths.run, file_system=RealFileSystem())
     if running is not None and _answers(running):
         raise Conflict("the catalog is served already", uri=running.uri, pid=running.pid)
@@ -71,13 +66,11 @@ def serve(
         raise InvalidRequest(
             'the catalog needs more packages, pip install "frazil[lake]"', missing=error.name
         ) from error
-    token_file = os.path.join(paths.run, "catalog.token")
-    options = server.ServerOptions(
+    options = CatalogOptions(
         db=paths.catalog,
         warehouse=warehouse or settings.warehouse or paths.warehouse,
         host=host,
         port=settings.catalog.port if port is None else port,
-        token=None if no_token else server.token_of(token_file),
         run_directory=paths.run,
     )
     server.serve(options, listening=lambda address: _show(session, options, address))
@@ -98,19 +91,18 @@ def _answers(address: CatalogAddress) -> bool:
         connection.close()
 
 
-def _show(session: Session, options: ServerOptions, address: CatalogAddress) -> None:
+def _show(session: Session, options: CatalogOptions, address: CatalogAddress) -> None:
     if session.as_json:
         print_json(msgspec.to_builtins(address))
         return
-    where = os.path.join(options.run_directory or "", ADDRESS_FILE)
-    secret = "AUTHORIZATION_TYPE 'none'" if address.token is None else "SECRET frazil"
     lines = [
-        f"catalog {address.catalog} at {address.uri}",
+        f"catalog frazil at {address.uri}",
         f"warehouse {address.warehouse}",
-        "no token is asked" if address.token is None else f"token in {where}",
+        f"token in {os.path.join(options.run_directory, ADDRESS_FILE)}",
         "",
         "DuckDB:",
-        f"  ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{address.uri}', {secret});",
+        "  CREATE SECRET frazil (TYPE iceberg, TOKEN '...');",
+        f"  ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{address.uri}', SECRET frazil);",
         "PyIceberg:",
         f'  RestCatalog("frazil", uri="{address.uri}", token=...)',
         "Spark:",
@@ -118,6 +110,4 @@ def _show(session: Session, options: ServerOptions, address: CatalogAddress) -> 
         "",
         "Ctrl-C ends it.",
     ]
-    if address.token is not None:
-        lines.insert(5, "  CREATE SECRET frazil (TYPE iceberg, TOKEN '...');")
     typer.echo("\n".join(lines))

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+import os.path
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from frazil.cli.config_import import import_config
-from frazil.config import Settings, describe, json_schema, load_settings, parse_assignments
+from frazil.cli.output import note, write_out
+from frazil.cli.session import session_of
+from frazil.config import (
+    describe,
+    import_danube,
+    json_schema,
+    load_settings,
+    read_bytes,
+    read_documents,
+    text_of,
+)
+from frazil.errors import Conflict, InvalidRequest
+from frazil.fs import RealFileSystem, write_fully
 
 __all__ = ["app"]
 
 app = typer.Typer(help="Show, check, describe and import the settings.", no_args_is_help=True)
-app.command("import")(import_config)
-
-Output = Literal["table", "json"]
 
 
 @app.command()
-def show(
-    file: Annotated[
-        str | None, typer.Option("--config", "-c", help="YAML file; FRAZIL_CONFIG without it.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting as key=value; may be repeated.")
-    ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to print.")] = "table",
-) -> None:
+def show(context: typer.Context) -> None:
     """Show every setting as it is in effect, and where it was set."""
-    settings = load_settings(file=file, overrides=parse_assignments(assignments or []))
-    if output == "json":
-        typer.echo(json.dumps(_effective(settings), indent=2, default=str))
-        return
-    Console().print(_table(settings))
+    session = session_of(context)
+    settings = session.settings()
+    values, origins = settings.values(), settings.origins
+    effective = {path: {"value": values[path], "origin": origins[path]} for path in values}
+    rows = [
+        (info.path, info.shown(values[info.path]), origins[info.path], info.description)
+        for info in describe()
+    ]
+    session.table(effective, ("setting", "value", "set at", "meaning"), rows)
 
 
 @app.command()
@@ -52,17 +55,48 @@ def schema() -> None:
     typer.echo(json.dumps(json_schema(), indent=2))
 
 
-def _effective(settings: Settings) -> dict[str, dict[str, object]]:
-    origins = settings.origins
-    return {
-        path: {"value": value, "origin": origins[path]} for path, value in settings.values().items()
-    }
+@app.command("import")
+def import_config(
+    file: Annotated[str, typer.Argument(help="Danube's YAML file, e.g. danube_broker.yml.")],
+    out: Annotated[
+        str | None, typer.Option("--out", help="The new settings file; stdout without it.")
+    ] = None,
+    number: Annotated[
+        int | None, typer.Option("--document", min=1, help="Which document of the file, from 1.")
+    ] = None,
+) -> None:
+    """Write the settings that equal a Danube file's storage, and say what became of each key.
+
+    The report goes to stderr. References to the environment stay references.
+    """
+    documents = read_documents(text_of(read_bytes(file), file=file))
+    wanted = number or 1
+    if wanted > len(documents):
+        raise InvalidRequest("there is no such document", document=wanted, documents=len(documents))
+    found = import_danube(documents[wanted - 1], source=os.path.basename(file))
+    if out is None:
+        write_out(found.text)
+    else:
+        _write(out, found.text)
+    for mapped in found.mapped:
+        note(f"mapped   {mapped.key} -> {mapped.setting}: {mapped.shown}")
+    for left in found.dropped:
+        note(f"dropped  {left.key}: {left.reason}")
+    if number is None and len(documents) > 1:
+        note(f"the file has {len(documents)} documents, this is the first: see --document")
 
 
-def _table(settings: Settings) -> Table:
-    table = Table("setting", "value", "set at", "meaning")
-    values, origins = settings.values(), settings.origins
-    for info in describe():
-        shown = info.shown(values[info.path])
-        table.add_row(info.path, shown, origins[info.path], info.description)
-    return table
+def _write(path: str, text: str) -> None:
+    """Make a file that only its owner reads: it may hold secrets."""
+    files = RealFileSystem()
+    try:
+        file = files.open(os.path.abspath(path), "create")
+    except FileExistsError as error:
+        raise Conflict("file exists already, choose another with --out", file=path) from error
+    except (OSError, ValueError) as error:
+        raise InvalidRequest("file cannot be written", file=path, reason=error) from error
+    try:
+        write_fully(file, 0, [text.encode()])
+        file.sync()
+    finally:
+        file.close()

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from frazil.cli.doctor_objects import doctor_objects
 from frazil.cli.output import print_json, print_table
-from frazil.cli.session import session_of
-from frazil.engine import Report, examine, oldest_kept_by
-from frazil.errors import CODES, CorruptionError, InvalidRequest
+from frazil.cli.session import Session, session_of
+from frazil.clock import SystemClock
+from frazil.engine import Report, examine, examine_store, oldest_kept_by
+from frazil.errors import CODES, CorruptionError, InvalidRequest, codes_of
 from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
+    from frazil.config.objects import ObjectsSettings
     from frazil.engine import JournalFacts
 
 __all__ = ["doctor"]
@@ -38,32 +39,36 @@ def doctor(
     if objects:
         if quick:
             raise InvalidRequest("--objects goes with no other option of doctor")
-        doctor_objects(settings, as_json=session.as_json)
+        _try_store(session, settings.objects)
         return
     file_system = RealFileSystem()
     report = examine(settings, file_system=file_system, read_all=not quick)
-    for facts in report.journals:
-        for kept in _kept(facts):
-            what = f"the oldest segment is kept by hold {kept['hold']} of {kept['topic']}"
-            advice = "advance or drop the hold if nothing needs it any more"
-            report.add("info", facts.name, f"{what} at offset {kept['offset']}", advice)
-    if session.as_json:
-        print_json(_values(report))
-    else:
-        _print(report)
+    for kept in _kept(report.journal):
+        what = f"the oldest segment is kept by hold {kept['hold']} of {kept['topic']}"
+        advice = "advance or drop the hold if nothing needs it any more"
+        report.add("info", "journal", f"{what} at offset {kept['offset']}", advice)
+    order = {"damage": 0, "warning": 1, "info": 2}
+    findings = sorted(report.findings, key=lambda finding: order[finding.level])
+    names = ("level", "where", "what", "what to do")
+    rows = [(each.level, each.area, each.what, each.advice) for each in findings]
+    session.table(_values(report), names, rows)
+    if not session.as_json:
+        counts = sum(lost.end - lost.first for lost in report.lost)
+        ending = f", {counts} records lost" if counts else ""
+        typer.echo(f"{report.path}: {report.health}{ending}")
     if report.health == "damaged":
         raise typer.Exit(CODES[CorruptionError].exit)
 
 
-def _kept(facts: JournalFacts) -> list[dict[str, Any]]:
-    if facts.survey is None:
+def _kept(facts: JournalFacts | None) -> list[dict[str, Any]]:
+    if facts is None or facts.survey is None:
         return []
     segments = [found.segment for found in facts.survey.found]
     return oldest_kept_by(segments, facts.survey.state.topics)
 
 
 def _values(report: Report) -> dict[str, Any]:
-    metadata = report.metadata
+    facts = report.journal
     return {
         "path": report.path,
         "health": report.health,
@@ -72,33 +77,46 @@ def _values(report: Report) -> dict[str, Any]:
         "lost": [lost._asdict() for lost in report.lost],
         "quarantined": report.quarantined,
         "files": report.files,
-        "journals": [
-            {
-                "name": facts.name,
-                "journal_id": facts.journal_id,
-                "lsn": facts.lsn,
-                "segments": len(facts.segments),
-                "bytes": sum(segment.bytes for segment in facts.segments),
-                "bytes_torn": facts.bytes_torn,
-                "oldest_kept_by": _kept(facts),
-                "format_versions": sorted({each.format_version for each in facts.segments}),
-                "error": facts.error or None,
-            }
-            for facts in report.journals
-        ],
-        "metadata": None
-        if metadata is None
-        else {"state": metadata.state, "detail": metadata.detail, "topics": metadata.topics},
+        "journal": None
+        if facts is None
+        else {
+            "journal_id": facts.journal_id,
+            "lsn": facts.lsn,
+            "segments": len(facts.segments),
+            "bytes": sum(segment["bytes"] for segment in facts.segments),
+            "bytes_torn": facts.bytes_torn,
+            "oldest_kept_by": _kept(facts),
+            "format_versions": sorted({each["format_version"] for each in facts.segments}),
+            "error": facts.error or None,
+        },
+        "metadata": report.metadata,
     }
 
 
-def _print(report: Report) -> None:
-    order = {"damage": 0, "warning": 1, "info": 2}
-    findings = sorted(report.findings, key=lambda finding: order[finding.level])
-    print_table(
-        ("level", "where", "what", "what to do"),
-        [(each.level, each.area, each.what, each.advice) for each in findings],
-    )
-    counts = sum(lost.end - lost.first for lost in report.lost)
-    ending = f", {counts} records lost" if counts else ""
-    typer.echo(f"{report.path}: {report.health}{ending}")
+def _try_store(session: Session, settings: ObjectsSettings) -> None:
+    """Print what works with the object store, and the setting at fault if something does not.
+
+    The exit code is that of the error: 2 for a wrong setting, 5 for a store that is not there.
+    """
+    steps = list(examine_store(settings, clock=SystemClock()))
+    error = steps[-1].error
+    ok = error is None
+    if session.as_json:
+        shown = [
+            {
+                "name": step.name,
+                "ok": step.error is None,
+                "error": None if step.error is None else str(step.error),
+                "setting": step.setting or None,
+                "advice": step.advice or None,
+            }
+            for step in steps
+        ]
+        print_json({"store": settings.store, "root": settings.root, "ok": ok, "steps": shown})
+    else:
+        rows = [(step.name, str(step.error or "ok"), step.advice) for step in steps]
+        print_table(("step", "result", "what to do"), rows)
+        store = f"{settings.store} {settings.root}".strip()
+        typer.echo(f"{store}: {'ok' if ok else 'cannot be used'}")
+    if error is not None:
+        raise typer.Exit(codes_of(error).exit)

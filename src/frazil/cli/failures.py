@@ -30,9 +30,6 @@ EXIT_BROKEN_PIPE: Final = 141
 
 WITH_VALUE: Final = ("--data", "-d", "--config", "-c", "--set", "--output", "-o")
 FLAGS: Final = ("--debug",)
-OWNER: Final = "config"
-"""The command that has most options of these names itself, and what it lacks."""
-OWNER_LACKS: Final = ("--data", "-d")
 OWN: Final = {"sql": ("-c",)}
 """Options with a value that mean something else to a command than they do before it."""
 
@@ -40,14 +37,13 @@ OWN: Final = {"sql": ("-c",)}
 def hoisted(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with the global options first, wherever they stood.
 
-    What stands behind `--` is left alone.
+    Arguments after `--` are left alone.
     """
     front: list[str] = []
     rest: list[str] = []
     waiting = list(arguments)
     while waiting:
         argument = waiting.pop(0)
-        names = OWNER_LACKS if rest[:1] == [OWNER] else WITH_VALUE
         if argument in OWN.get(rest[0] if rest else "", ()):
             # With its value, which may look like an option.
             rest += [argument, *waiting[:1]]
@@ -56,9 +52,9 @@ def hoisted(arguments: Sequence[str]) -> list[str]:
         if argument == "--":
             rest += [argument, *waiting]
             break
-        if argument in names and waiting:
+        if argument in WITH_VALUE and waiting:
             front += [argument, waiting.pop(0)]
-        elif argument in FLAGS or argument.startswith(tuple(f"{name}=" for name in names)):
+        elif argument in FLAGS or argument.startswith(tuple(f"{name}=" for name in WITH_VALUE)):
             front.append(argument)
         else:
             rest.append(argument)

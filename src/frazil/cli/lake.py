@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-import threading
+import contextlib
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.status import Status
 
 from frazil.cli.lake_setup import lake_app
-from frazil.cli.output import console, print_json, print_table, size_text, stamp
+from frazil.cli.output import (
+    agreed,
+    console,
+    naming_the_option,
+    print_json,
+    print_table,
+    size_text,
+    stamp,
+)
 from frazil.cli.session import session_of
 from frazil.cli.top import RunningEngine
 from frazil.clock import SystemClock
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from frazil.cli.session import Session
     from frazil.engine import Engine
 
-__all__ = ["agreed", "in_words_of_the_command", "lake_app"]
+__all__ = ["lake_app"]
 
 Topic = Annotated[str | None, typer.Argument(help="One topic; all with a lake without it.")]
 OneTopic = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
@@ -35,31 +42,15 @@ Replay = Annotated[
 Accept = Annotated[bool, typer.Option("--accept", help="Rows are missing: go on without them.")]
 Rejects = Annotated[bool, typer.Option("--rejects", help="Let a batch with many rejects through.")]
 UNKNOWN: Final = "-"
-LOOK_S: Final = 0.5
 RESTING: Final = "at rest"
 RESTING_WHY: Final = "no program has the directory open; frazil lake flush commits them"
-
-
-def agreed(question: str, *, yes: bool) -> bool:
-    """Ask on a terminal; elsewhere only `--yes` counts."""
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        return False
-    return typer.confirm(question, err=True)
-
-
-def in_words_of_the_command(error: InvalidRequest) -> InvalidRequest:
-    """Return a refusal for want of a confirmation with the option that gives it."""
-    words = error.message.replace("give confirm=True", "give --yes")
-    return InvalidRequest(words.replace("confirm=True", "--yes"), **error.details)
 
 
 @lake_app.command()
 def status(context: typer.Context) -> None:
     """Show each topic's table: state, how far it is, what waits and why.
 
-    Works beside a running engine, which tells about once a second.
+    Works while an engine runs, which reports about once a second.
     """
     session = session_of(context)
     running = RunningEngine(RealFileSystem(), session.paths().run, clock=SystemClock())
@@ -72,7 +63,7 @@ def status(context: typer.Context) -> None:
 
 
 def _at_rest(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a status without what only the moment of this look says: nothing is starting."""
+    """Return a status whose `starting` is `at rest`: no engine runs, so nothing starts."""
     topics = {
         name: each | {"state": RESTING, "why": RESTING_WHY if each["lag_records"] else ""}
         if each["state"] == "starting"
@@ -114,7 +105,7 @@ def _row(name: str, each: Mapping[str, Any]) -> tuple[object, ...]:
         shown,
         f"{each['lag_records']:,}",
         size_text(each["lag_bytes"]),
-        UNKNOWN if seconds is None else format_duration(seconds, exact=False),
+        UNKNOWN if seconds is None else format_duration(float(round(seconds))),
         UNKNOWN if last is None else stamp(last),
         f"{each['files']:,}" if each["commits"] else UNKNOWN,
         each["why"] or UNKNOWN,
@@ -133,54 +124,17 @@ def flush(
     session = session_of(context)
     with session.engine() as engine:
         engine.lake.start()
-        with _Watching(engine):
-            ends = engine.lake.flush(topic, timeout_s=timeout)
-    if session.as_json:
-        print_json({name: _keyed(each) for name, each in ends.items()})
-        return
-    print_table(
-        ("topic", "committed"),
-        [(name, ", ".join(f"{n:,}" for n in each.values())) for name, each in ends.items()],
-    )
-
-
-def _keyed(ends: Mapping[int, int]) -> dict[str, int]:
-    return {str(part): end for part, end in ends.items()}
-
-
-class _Watching:
-    """Says on a terminal what the lake is at, until it is left."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._done = threading.Event()
         screen = console(stderr=True)
-        self._status = Status("lake: starting", console=screen) if screen.is_terminal else None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> None:
-        if self._status is not None:
-            self._status.start()
-            self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        if self._status is not None:
-            self._thread.join()
-            self._status.stop()
-
-    def _run(self) -> None:
-        while not self._done.wait(LOOK_S):
-            found = self._engine.lake.status()
-            behind = sum(each["lag_records"] for each in found["topics"].values())
-            why = next((each["why"] for each in found["topics"].values() if each["why"]), "")
-            assert self._status is not None
-            self._status.update(f"lake: {found['state']}, {behind:,} records to go {why}")
+        status = Status("lake: committing; Spark starts with the first commit", console=screen)
+        with status if screen.is_terminal else contextlib.nullcontext():
+            ends = engine.lake.flush(topic, timeout_s=timeout)
+    rows = [(name, ", ".join(f"{n:,}" for n in each.values())) for name, each in ends.items()]
+    session.table(ends, ("topic", "committed"), rows)
 
 
 @lake_app.command()
 def pause(context: typer.Context, topic: Topic = None) -> None:
-    """Let records wait on disk; it stays so over restarts until `frazil lake resume`."""
+    """Stop commits; records wait on disk, over restarts too, until `frazil lake resume`."""
     session = session_of(context)
     with session.engine() as engine:
         engine.lake.pause(topic)
@@ -222,7 +176,7 @@ def adopt(
             if "ours" not in error.details:
                 raise
             if not agreed(f"{error}; go on?", yes=yes):
-                raise in_words_of_the_command(error) from None
+                raise naming_the_option(error) from None
             done = engine.lake.adopt(topic, confirm=True)
     ends = ", ".join(f"{end:,}" for end in done["ends"].values()) or "0"
     session.show(done, f"{topic} goes on at {ends} of table {done['table']}")

@@ -1,24 +1,21 @@
-"""`frazil log`: look into the journals without opening them for writing."""
+"""`frazil log`: look into the journal without opening it for writing."""
 
 from __future__ import annotations
 
 import contextlib
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
-import attrs
 import typer
 
-from frazil.cli.output import note, print_json, print_table, size_text, stamp
+from frazil.cli.output import note, size_text, stamp
 from frazil.cli.session import Session, session_of
 from frazil.engine import (
     FrameFacts,
     JournalFacts,
-    LostRange,
     frames_of,
     inspect_journal,
-    journal_directories,
     locked_for_reading,
-    verify_segment,
 )
 from frazil.errors import CODES, Conflict, CorruptionError, NotFound, Unavailable
 from frazil.fs import RealFileSystem
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Look into the journals: segments, frames, damage.", no_args_is_help=True)
+app = typer.Typer(help="Look into the journal: segments, frames, damage.", no_args_is_help=True)
 
 Force = Annotated[
     bool,
@@ -43,7 +40,7 @@ HEAD_FIELDS = (
 
 
 @contextlib.contextmanager
-def _journals(session: Session, *, force: bool) -> Iterator[list[JournalFacts]]:
+def _journal(session: Session, *, force: bool) -> Iterator[JournalFacts]:
     file_system, paths = RealFileSystem(), session.paths()
     with locked_for_reading(file_system, paths) as access:
         if access.writer and not force:
@@ -53,22 +50,16 @@ def _journals(session: Session, *, force: bool) -> Iterator[list[JournalFacts]]:
                 holder=access.writer,
             )
         try:
-            directories = journal_directories(file_system, paths)
+            facts = inspect_journal(file_system, paths)
         except OSError as error:
             raise Unavailable(
                 "the directory cannot be listed", path=paths.root, error=error
             ) from error
-        if not directories:
+        if facts is None:
             raise NotFound("the data directory has no journal", path=paths.root)
-        found = [inspect_journal(file_system, each, name=name) for name, each in directories]
-        for facts in found:
-            if facts.error:
-                note(f"error: {facts.name} cannot be read: {facts.error}")
-        yield found
-
-
-def _end(found: list[JournalFacts], *, damaged: bool = False) -> None:
-    if damaged or any(facts.error for facts in found):
+        yield facts
+    if facts.error:
+        note(f"error: the journal cannot be read: {facts.error}")
         raise typer.Exit(CODES[CorruptionError].exit)
 
 
@@ -76,41 +67,26 @@ def _end(found: list[JournalFacts], *, damaged: bool = False) -> None:
 def list_segments(context: typer.Context, force_read: Force = False) -> None:  # noqa: FBT002 - a flag
     """List the segments with their sizes, topics and offset ranges."""
     session = session_of(context)
-    with _journals(session, force=force_read) as found:
-        if session.as_json:
-            print_json([_segment_values(facts) for facts in found])
-        else:
-            print_table(
-                ("journal", "segment", "state", "size", "lsn", "created", "topics", "damage"),
-                [row for facts in found for row in _segment_rows(facts)],
-            )
-        _end(found)
+    with _journal(session, force=force_read) as facts:
+        segments = [{**each, "created": stamp(each["created_us"])} for each in facts.segments]
+        value = {"journal_id": facts.journal_id, "segments": segments}
+        names = ("segment", "state", "size", "lsn", "created", "topics", "damage")
+        session.table(value, names, [_segment_row(each) for each in segments])
 
 
-def _segment_values(facts: JournalFacts) -> dict[str, Any]:
-    segments = []
-    for segment in facts.segments:
-        values = attrs.asdict(segment, recurse=False)
-        values["topics"] = [each._asdict() for each in segment.topics]
-        segments.append({**values, "created": stamp(segment.created_us)})
-    return {"name": facts.name, "journal_id": facts.journal_id, "segments": segments}
-
-
-def _segment_rows(facts: JournalFacts) -> Iterator[tuple[object, ...]]:
-    for segment in facts.segments:
-        topics = [f"{each.topic} {each.first}..{each.end - 1}" for each in segment.topics]
-        if len(topics) > 3:
-            topics = [*topics[:3], f"and {len(topics) - 3} more"]
-        yield (
-            facts.name,
-            segment.id,
-            "sealed" if segment.sealed else "open",
-            size_text(segment.bytes),
-            f"{segment.lsn_first}..{segment.lsn_last}",
-            stamp(segment.created_us),
-            ", ".join(topics),
-            "; ".join(segment.damage),
-        )
+def _segment_row(segment: dict[str, Any]) -> tuple[object, ...]:
+    topics = [f"{each['topic']} {each['first']}..{each['end'] - 1}" for each in segment["topics"]]
+    if len(topics) > 3:
+        topics = [*topics[:3], f"and {len(topics) - 3} more"]
+    return (
+        segment["id"],
+        "sealed" if segment["sealed"] else "open",
+        size_text(segment["bytes"]),
+        f"{segment['lsn_first']}..{segment['lsn_last']}",
+        segment["created"],
+        ", ".join(topics),
+        "; ".join(segment["damage"]),
+    )
 
 
 @app.command()
@@ -124,39 +100,28 @@ def dump(
     """Show frames with all fields of their heads."""
     session = session_of(context)
     wanted = None if topic is None else full_topic_name(topic)
-    with _journals(session, force=force_read) as found:
-        rows: list[dict[str, Any]] = []
-        for facts, frame in _frames(found, segment, wanted):
-            rows.append(_frame_values(facts, frame))
-            if len(rows) >= limit:
-                break
-        if session.as_json:
-            print_json(rows)
-        elif rows:
-            print_table(list(rows[0]), [list(row.values()) for row in rows])
-        _end(found)
+    with _journal(session, force=force_read) as facts:
+        frames = islice(_frames(facts, segment, wanted), limit)
+        rows = [_frame_values(facts, frame) for frame in frames]
+        names = list(rows[0]) if rows else []
+        session.table(rows, names, [list(row.values()) for row in rows])
 
 
-def _frames(
-    found: list[JournalFacts], segment: int | None, topic: str | None
-) -> Iterator[tuple[JournalFacts, FrameFacts]]:
-    known = {info["name"] for facts in found for info in facts.topics.values()}
-    if topic is not None and topic not in known:
+def _frames(facts: JournalFacts, segment: int | None, topic: str | None) -> Iterator[FrameFacts]:
+    ids = {topic_id for topic_id, info in facts.topics.items() if info["name"] == topic}
+    if topic is not None and not ids:
         raise NotFound("the log knows no such topic", topic=topic)
-    for facts in found:
-        ids = {topic_id for topic_id, info in facts.topics.items() if info["name"] == topic}
-        for each in facts.survey.found if facts.survey is not None else ():
-            if segment is not None and each.segment.id != segment:
-                continue
-            for frame in frames_of(each):
-                if topic is None or (frame.head is not None and frame.head.topic in ids):
-                    yield facts, frame
+    for each in facts.survey.found if facts.survey is not None else ():
+        if segment is not None and each.segment.id != segment:
+            continue
+        for frame in frames_of(each):
+            if topic is None or (frame.head is not None and frame.head.topic in ids):
+                yield frame
 
 
 def _frame_values(facts: JournalFacts, frame: FrameFacts) -> dict[str, Any]:
     head = frame.head
     values: dict[str, Any] = {
-        "journal": facts.name,
         "segment": frame.segment,
         "position": frame.position,
         "bytes": frame.bytes,
@@ -168,58 +133,3 @@ def _frame_values(facts: JournalFacts, frame: FrameFacts) -> dict[str, Any]:
         values["time"] = stamp(head.time)
         values["topic"] = facts.topics.get(head.topic, {}).get("name", head.topic or None)
     return values
-
-
-@app.command()
-def verify(context: typer.Context, force_read: Force = False) -> None:  # noqa: FBT002 - a flag
-    """Check every frame, every sealed segment's hash, and the chain; exit code 8 on damage."""
-    session = session_of(context)
-    with _journals(session, force=force_read) as found:
-        rows: list[dict[str, Any]] = []
-        lost: list[LostRange] = []
-        for facts in found:
-            lost += facts.lost
-            rows += _verified(facts, lost)
-        missing = [w for facts in found for w in facts.warnings if "missing" in w]
-        hopeless = [path for facts in found for path in facts.hopeless]
-        damaged = any(row["problems"] for row in rows) or bool(lost or missing or hopeless)
-        if session.as_json:
-            values = [each._asdict() for each in lost]
-            print_json(
-                {
-                    "ok": not damaged,
-                    "segments": rows,
-                    "lost": values,
-                    "missing": missing,
-                    "unreadable": hopeless,
-                }
-            )
-        else:
-            print_table(
-                ("journal", "segment", "frames", "sealed", "problems"),
-                [(*list(row.values())[:4], "; ".join(row["problems"]) or "ok") for row in rows],
-            )
-            for each in lost:
-                typer.echo(f"lost: {each.topic} offsets {each.first}..{each.end - 1}")
-            for text in [*missing, *(f"nothing can be read in {path}" for path in hopeless)]:
-                typer.echo(f"damage: {text}")
-        _end(found, damaged=damaged)
-
-
-def _verified(facts: JournalFacts, lost: list[LostRange]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    segments = facts.survey.found if facts.survey is not None else []
-    for index, each in enumerate(segments):
-        successor = segments[index + 1] if index + 1 < len(segments) else None
-        frames, problems, gone = verify_segment(facts, each, successor)
-        lost += [range_ for range_ in gone if range_ not in lost]
-        rows.append(
-            {
-                "journal": facts.name,
-                "segment": each.segment.id,
-                "frames": frames,
-                "sealed": each.sealed,
-                "problems": problems,
-            }
-        )
-    return rows

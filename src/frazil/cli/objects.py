@@ -1,18 +1,17 @@
-"""`frazil objects`: list the objects of topics, and collect garbage."""
+"""`frazil objects` and `frazil backup`: objects of topics, garbage, backups of the metadata."""
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Annotated, Any
 
 import typer
 
-from frazil.cli.backup import Token, perform
-from frazil.cli.output import note, print_json, print_table, size_text
+from frazil.cli.output import note, print_json, print_table, size_text, stamp
+from frazil.cli.running_broker import Token, perform
 from frazil.cli.session import session_of
-from frazil.engine import CollectObjects, ListObjects
+from frazil.engine import Call
 
-__all__ = ["app"]
+__all__ = ["app", "backup"]
 
 app = typer.Typer(
     help="List the objects in the object store, and collect its garbage.", no_args_is_help=True
@@ -25,27 +24,25 @@ TopicName = Annotated[str | None, typer.Argument(help="One topic; all topics wit
 def list_objects(context: typer.Context, topic: TopicName = None, token: Token = None) -> None:
     """List what each topic has in the object store, or the objects of one topic."""
     session = session_of(context)
-    found = perform(session, ListObjects(topic), token)
-    if session.as_json:
-        print_json(found)
-    elif topic is None:
-        print_table(
-            ("topic", "offsets", "not uploaded", "objects", "size", "state"),
-            [
-                (
-                    each["topic"],
-                    f"{each['start']:,} .. {each['uploaded']:,}",
-                    f"{each['lag_records']:,}",
-                    each["objects"],
-                    size_text(each["bytes"]),
-                    each["state"],
-                )
-                for each in found
-            ],
-        )
+    found = perform(session, Call("list_objects", topic), token)
+    if topic is None:
+        names: tuple[str, ...] = ("topic", "offsets", "not uploaded", "objects", "size", "state")
+        rows = [_topic_row(each) for each in found]
     else:
         names = ("topic", "offsets", "records", "size", "from", "to", "key")
-        print_table(names, [_object_row(each) for each in found])
+        rows = [_object_row(each) for each in found]
+    session.table(found, names, rows)
+
+
+def _topic_row(each: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        each["topic"],
+        f"{each['start']:,} .. {each['uploaded']:,}",
+        f"{each['lag_records']:,}",
+        each["objects"],
+        size_text(each["bytes"]),
+        each["state"],
+    )
 
 
 def _object_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -54,17 +51,14 @@ def _object_row(each: dict[str, Any]) -> tuple[object, ...]:
         f"{each['offset_first']:,} .. {each['offset_last']:,}",
         f"{each['records']:,}",
         size_text(each["bytes"]),
-        _time_text(each["time_first_us"]),
-        _time_text(each["time_last_us"]),
+        _time(each["time_first_us"]),
+        _time(each["time_last_us"]),
         each["key"],
     )
 
 
-def _time_text(time_us: int) -> str:
-    if not time_us:
-        return ""
-    moment = dt.datetime.fromtimestamp(time_us / 1e6, dt.UTC)
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
+def _time(time_us: int) -> str:
+    return stamp(time_us) if time_us else ""
 
 
 @app.command()
@@ -82,7 +76,7 @@ def collect(
     older than `objects.collect_grace_s`. Without --yes nothing is changed.
     """
     session = session_of(context)
-    found = perform(session, CollectObjects(dry_run=not yes), token)
+    found = perform(session, Call("collect_objects", dry_run=not yes), token)
     if session.as_json:
         print_json(found)
         return
@@ -101,3 +95,20 @@ def _collected_rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         *((row["key"], deleted, row["why"]) for row in found["deleted"]),
         *((row["key"], condemned, "nothing registered it") for row in found["condemned"]),
     ]
+
+
+def backup(
+    context: typer.Context,
+    flush: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--flush/--no-flush", help="Upload durable records first.")
+    ] = True,
+    token: Token = None,
+) -> None:
+    """Upload durable records and back the metadata up to the object store, now."""
+    session = session_of(context)
+    found = perform(session, Call("backup", flush=flush), token)
+    text = (
+        f"backup {found['key']} ({size_text(found['bytes'])}) has {found['topics']:,} topics and "
+        f"{found['objects']:,} objects"
+    )
+    session.show(found, text)

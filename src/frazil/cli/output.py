@@ -22,18 +22,24 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
+from frazil.errors import InvalidRequest
+
 __all__ = [
+    "agreed",
     "console",
     "csv_text",
+    "naming_the_option",
     "note",
     "plain",
     "plain_row",
     "plain_rows",
     "print_json",
     "print_table",
+    "progress_bar",
     "size_text",
     "stamp",
     "to_json",
@@ -45,7 +51,7 @@ WRITE_BYTES = 1 << 16
 
 
 def write_out(data: str | bytes) -> None:
-    """Write to stdout exactly what is given, and let a reader that went away be noticed soon."""
+    """Write to stdout exactly what is given; flushed often, so that a closed pipe is noticed."""
     view = memoryview(data.encode(errors="surrogatepass") if isinstance(data, str) else data)
     sys.stdout.flush()
     target = sys.stdout.buffer
@@ -211,6 +217,31 @@ def _cell(value: object) -> str:
         value = to_json(value) if value else ""
     # Control characters would move the cursor of the reader's terminal.
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(value))
+
+
+def progress_bar() -> Progress:
+    """Return a bar of bytes on stderr, to be entered; it shows nothing without a terminal."""
+    screen = console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    )
+
+
+def agreed(question: str, *, yes: bool) -> bool:
+    """Ask on a terminal; elsewhere only `--yes` counts."""
+    return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
+
+
+def naming_the_option(error: InvalidRequest) -> InvalidRequest:
+    """Return a missing confirmation's error with the option that gives it."""
+    words = error.message.replace("give confirm=True", "give --yes")
+    return InvalidRequest(words.replace("confirm=True", "--yes"), **error.details)
 
 
 def note(text: str) -> None:

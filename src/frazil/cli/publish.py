@@ -5,31 +5,31 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from frazil.cli.arrow_files import arrow_batches, parquet_batches
-from frazil.cli.output import console, note, print_json, to_json
-from frazil.cli.publishing import OnError, Publisher, PublishOptions, Reject, Stopped
+from frazil.cli.output import note, progress_bar, to_json
+from frazil.cli.publishing import OnError, Publisher, Reject, Stopped
 from frazil.cli.session import Session, session_of
 from frazil.cli.text_input import (
     CsvRows,
-    Envelopes,
-    JsonMessages,
     JsonRows,
-    RawLines,
     TextFormat,
+    parse_envelope,
+    parse_message,
     read_lines,
 )
-from frazil.errors import CODES, FrazilError, InvalidRequest, NotFound, Unavailable
+from frazil.errors import CODES, InvalidRequest, NotFound, Unavailable
 from frazil.model import full_topic_name
+from frazil.schema import parse_json_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["format_of", "publish"]
+__all__ = ["Wanted", "format_of", "publish", "text_format"]
 
 Format = Literal["auto", "ndjson", "csv", "parquet", "arrow", "lines"]
 STDIN: Final = "<stdin>"
@@ -91,100 +91,94 @@ def publish(
         on_error = "reject-file"
     if (on_error == "reject-file") != (reject_file is not None):
         raise InvalidRequest("--on-error reject-file and --reject-file PATH belong together")
-    options = PublishOptions(on_error=on_error or "stop", batch=batch, ack=ack, producer=producer)
-    choice = _Choice(file_format, key_column=key_column, envelope=envelope)
-    with contextlib.ExitStack() as stack:
-        reject = stack.enter_context(_reject_writer(reject_file))
-        engine = stack.enter_context(session.engine(create=True, lake=True))
-        publisher = Publisher(engine, topic, options, on_reject=reject)
-        stopped = _run(publisher, files or ["-"], choice, session)
-    if stopped is not None:
-        raise typer.Exit(CODES[InvalidRequest].exit)
+    wanted = Wanted(file_format, key_column, envelope)
+    with (
+        _reject_writer(reject_file) as reject,
+        session.engine(create=True, lake=True) as engine,
+    ):
+        publisher = Publisher(
+            engine, topic, on_error or "stop", batch, ack, producer, on_reject=reject
+        )
+        is_whole = False
+        try:
+            for file in files or ["-"]:
+                _publish_file(publisher, file, wanted)
+            is_whole = True
+        except Stopped as error:
+            note(
+                f"error: stopped at {error.reject.file}:{error.reject.number}; nothing of its "
+                "batch was published, what is counted as accepted was; correct the row, or use "
+                "--on-error skip or --reject-file PATH"
+            )
+            raise typer.Exit(CODES[InvalidRequest].exit) from None
+        finally:
+            _report(publisher, session, is_whole=is_whole)
 
 
-class _Choice:
-    """The format that was asked for, and what it means for a file and a topic."""
+class Wanted(NamedTuple):
+    """The format that the options ask for."""
 
-    def __init__(self, name: Format, *, key_column: str | None, envelope: bool) -> None:
-        self.name = name
-        self.key_column = key_column
-        self.envelope = envelope
+    name: Format = "auto"
+    key_column: str | None = None
+    envelope: bool = False
 
-    def text(self, name: Format, kind: str, bytes_max: int) -> TextFormat:
-        """Return the reader of a text format for a kind of topic."""
-        if self.envelope or self.key_column is not None:
-            if kind == "table" or name != "ndjson":
-                raise InvalidRequest(
-                    "--envelope and --key-column are for NDJSON into a message topic", format=name
-                )
-            return Envelopes() if self.envelope else JsonMessages(self.key_column)
-        if name == "lines":
-            if kind == "table":
-                raise InvalidRequest("a table topic takes rows, not lines", format=name)
-            return RawLines()
-        if name == "ndjson":
-            return JsonMessages(None) if kind == "message" else JsonRows()
-        if kind == "message":
-            raise InvalidRequest("a message topic takes lines or NDJSON, not CSV", format=name)
+
+def text_format(wanted: Wanted, name: Format, kind: str, bytes_max: int) -> TextFormat:
+    """Return the reader of a text format for a kind of topic."""
+    is_message = wanted.envelope or wanted.key_column is not None
+    if is_message and (kind == "table" or name != "ndjson"):
+        raise InvalidRequest(
+            "--envelope and --key-column are for NDJSON into a message topic", format=name
+        )
+    if kind == "table" and name == "lines":
+        raise InvalidRequest("a table topic takes rows, not lines", format=name)
+    if kind == "message" and name == "csv":
+        raise InvalidRequest("a message topic takes lines or NDJSON, not CSV", format=name)
+    if wanted.envelope:
+        return TextFormat(parse_envelope)
+    if name == "lines":
+        return TextFormat(bytes, skips_blank=False)
+    if name == "csv":
         return CsvRows(bytes_max=bytes_max)
+    if is_message or kind == "message":
+        return TextFormat(partial(parse_message, key_column=wanted.key_column))
+    return JsonRows(parse_json_row)
 
 
-def format_of(name: Format, *, file: str, kind: str, first: bytes, message: bool) -> Format:
+def format_of(wanted: Wanted, *, file: str, kind: str, first: bytes) -> Format:
     """Return the format of a file: the one asked for, by suffix, by topic, or by its first bytes."""
-    if name != "auto":
-        return name
+    if wanted.name != "auto":
+        return wanted.name
     suffix = file[file.rfind(".") :].lower() if "." in file else ""
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
-    if message:
+    if wanted.envelope or wanted.key_column is not None:
         return "ndjson"
     if kind:
         return "lines" if kind == "message" else "ndjson"
     return "ndjson" if first.lstrip()[:1] == b"{" else "lines"
 
 
-def _run(
-    publisher: Publisher, files: list[str], choice: _Choice, session: Session
-) -> Stopped | None:
-    """Publish all files; what was published is told whatever happens."""
-    stopped: Stopped | None = None
-    failed: FrazilError | None = None
-    try:
-        for file in files:
-            _publish_file(publisher, file, choice)
-    except Stopped as error:
-        stopped = error
-    except FrazilError as error:
-        failed = error
-        raise
-    finally:
-        _tell(publisher, session, stopped, failed)
-    return stopped
-
-
-def _publish_file(publisher: Publisher, file: str, choice: _Choice) -> None:
+def _publish_file(publisher: Publisher, file: str, wanted: Wanted) -> None:
     shown = STDIN if file == "-" else file
     bytes_max = publisher.engine.settings.topics.message_bytes_max * 2
-    with _opened(file) as (stream, size), _progress(shown, size) as passed:
-        first = stream.peek(64)
+    with _opened(file) as (stream, size), progress_bar() as bar:
+        passed = partial(bar.advance, bar.add_task(shown, total=size))
         name = format_of(
-            choice.name,
+            wanted,
             file="" if file == "-" else file,
             kind=publisher.kind,
-            first=first,
-            message=choice.envelope or choice.key_column is not None,
+            first=stream.peek(64),
         )
-        rows = publisher.options.batch
+        read = {"parquet": parquet_batches, "arrow": arrow_batches}.get(name)
         try:
-            if name == "parquet":
-                found = parquet_batches(stream, file=shown, rows_max=rows, passed=passed)
-                publisher.batches(shown, found)
-            elif name == "arrow":
-                found = arrow_batches(stream, file=shown, rows_max=rows, passed=passed)
+            if read is not None:
+                found = read(stream, file=shown, rows_max=publisher.batch, passed=passed)
                 publisher.batches(shown, found)
             else:
                 lines = read_lines(stream, bytes_max=bytes_max, passed=passed)
-                publisher.rows(shown, lines, choice.text(name, publisher.kind, bytes_max))
+                text = text_format(wanted, name, publisher.kind, bytes_max)
+                publisher.rows(shown, lines, text)
         except InvalidRequest as error:
             details = {"file": shown, **error.details}
             raise InvalidRequest(error.message, **details) from error
@@ -212,23 +206,6 @@ def _opened(file: str) -> Iterator[tuple[Any, int | None]]:
 
 
 @contextlib.contextmanager
-def _progress(file: str, size: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _count: None
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
-        task = progress.add_task(file, total=size)
-        yield lambda count: progress.advance(task, count)
-
-
-@contextlib.contextmanager
 def _reject_writer(path: str | None) -> Iterator[Callable[[Reject], None]]:
     if path is None:
         yield lambda _reject: None
@@ -239,24 +216,18 @@ def _reject_writer(path: str | None) -> Iterator[Callable[[Reject], None]]:
         raise InvalidRequest("reject file cannot be written", file=path, reason=error) from error
 
     def write(reject: Reject) -> None:
-        line = {
-            "file": reject.file,
-            "line": reject.number,
-            "reason": reject.reason,
-            "original": reject.original,
-        }
-        target.write(to_json(line) + "\n")
+        named = reject._asdict()
+        target.write(to_json({"line": named.pop("number"), **named}) + "\n")
 
     with target:
         yield write
 
 
-def _tell(
-    publisher: Publisher, session: Session, stopped: Stopped | None, failed: FrazilError | None
-) -> None:
+def _report(publisher: Publisher, session: Session, *, is_whole: bool) -> None:
     """Print the counts; rejected rows with their numbers go to stderr."""
+    topic = full_topic_name(publisher.name)
     summary: dict[str, object] = {
-        "topic": full_topic_name(publisher.name),
+        "topic": topic,
         "created": publisher.created,
         "accepted": publisher.accepted,
         "already_published": publisher.already,
@@ -267,29 +238,15 @@ def _tell(
             {"file": each.file, "line": each.number, "reason": each.reason}
             for each in publisher.rejects
         ],
-        "stopped": stopped is not None or failed is not None,
+        "stopped": not is_whole,
     }
     for each in publisher.rejects:
         note(f"rejected: {each.file}:{each.number}: {each.reason}")
-    hidden = publisher.rejected - len(publisher.rejects)
-    if hidden:
-        note(f"rejected: {hidden} more")
-    if session.as_json:
-        print_json(summary)
-    else:
-        typer.echo(_sentence(publisher))
-    if stopped is not None:
-        note(
-            f"error: stopped at {stopped.reject.file}:{stopped.reject.number}; nothing of its "
-            "batch was published, what is counted as accepted was; mend the row, or use "
-            "--on-error skip or --reject-file PATH"
-        )
-
-
-def _sentence(publisher: Publisher) -> str:
+    if publisher.rejected > len(publisher.rejects):
+        note(f"rejected: {publisher.rejected - len(publisher.rejects)} more")
     text = f"{publisher.accepted} accepted, {publisher.rejected} rejected"
     if publisher.already:
         text += f", {publisher.already} published by an earlier run"
     if publisher.created:
-        text += f"; topic {full_topic_name(publisher.name)} was created"
-    return text
+        text += f"; topic {topic} was created"
+    session.show(summary, text)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import attrs
-import pyarrow as pa
 
 from frazil.cli.output import plain_rows
 from frazil.engine import Engine, PartitionedTopic, Topic
@@ -15,9 +14,11 @@ from frazil.model import Ack
 from frazil.schema import IngestLimits, declare_schema
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from frazil.cli.text_input import Line, TextFormat
 
-__all__ = ["OnError", "PublishOptions", "Publisher", "Reject", "Stopped"]
+__all__ = ["OnError", "Publisher", "Reject", "Stopped"]
 
 OnError = Literal["stop", "skip", "reject-file"]
 BATCH_BYTES_MAX: Final = 8 << 20
@@ -34,22 +35,11 @@ class Reject(NamedTuple):
 
 
 class Stopped(Exception):
-    """A bad record in mode `stop`; `discarded` good records of its batch were not published."""
+    """A bad record in mode `stop`; the good records of its batch were not published."""
 
-    def __init__(self, reject: Reject, discarded: int) -> None:
+    def __init__(self, reject: Reject) -> None:
         super().__init__(reject.reason)
         self.reject = reject
-        self.discarded = discarded
-
-
-@attrs.frozen
-class PublishOptions:
-    """How a run treats batches and bad records."""
-
-    on_error: OnError = "stop"
-    batch: int = 1000
-    ack: str | None = None
-    producer: str | None = None
 
 
 @attrs.define
@@ -62,7 +52,10 @@ class Publisher:
 
     engine: Engine
     name: str
-    options: PublishOptions
+    on_error: OnError = "stop"
+    batch: int = 1000
+    ack: str | None = None
+    producer: str | None = None
     on_reject: Callable[[Reject], None] = attrs.field(default=lambda _reject: None)
     topic: Topic | PartitionedTopic | None = None
     created: bool = False
@@ -87,19 +80,17 @@ class Publisher:
         """Return `message`, `table`, or nothing while there is no topic."""
         if self.topic is None:
             return ""
-        runtime = self._any_part().runtime
-        return "message" if runtime.is_message else "table"
+        return "message" if self._any_part().runtime.is_message else "table"
 
     def _use(self, topic: Topic | PartitionedTopic) -> None:
         self.topic = topic
-        producer = self.options.producer
-        if producer is None:
+        if self.producer is None:
             return
         if isinstance(topic, PartitionedTopic):
             raise InvalidRequest(
                 "an idempotent producer publishes to one part, name it", topic=self.name
             )
-        known = topic.runtime.state.producers.get(producer)
+        known = topic.runtime.state.producers.get(self.producer)
         if known is not None and known.window:
             self._resume = known.window[-1].sequence + known.window[-1].records
 
@@ -110,8 +101,6 @@ class Publisher:
     def _create(self, columns: pa.Schema | None) -> None:
         self._use(self.engine.create_topic(self.name, columns, exist_ok=True))
         self.created = True
-
-    # -- text ------------------------------------------------------------------------------------
 
     def rows(self, file: str, lines: Iterator[Line], text_format: TextFormat) -> None:
         """Publish the records of a text file.
@@ -124,7 +113,7 @@ class Publisher:
         for line in text_format.lines(lines):
             pending.append(line)
             size += len(line.raw)
-            if len(pending) >= self.options.batch or size >= BATCH_BYTES_MAX:
+            if len(pending) >= self.batch or size >= BATCH_BYTES_MAX:
                 self._flush(file, pending, text_format)
                 pending, size = [], 0
         self._flush(file, pending, text_format)
@@ -132,43 +121,28 @@ class Publisher:
     def _flush(self, file: str, lines: list[Line], text_format: TextFormat) -> None:
         faults = [Reject(file, line.number, line.error, line.raw) for line in lines if line.error]
         whole = [line for line in lines if not line.error]
-        if self.topic is None and whole and not (faults and self.options.on_error == "stop"):
+        if self.topic is None and whole and not (faults and self.on_error == "stop"):
             self._create(_schema_of(whole, text_format, IngestLimits()))
-        if self.topic is None or not whole:
-            self._reject_all(faults, len(whole))
-            return
         topic = self.topic
-        schema = topic.schema
-        good: list[tuple[Line, Any]] = []
+        if topic is None or not whole:
+            self._reject_all(faults)
+            return
+        rows: list[Reject] = []
+        records = []
         for line in whole:
             try:
-                good.append((line, text_format.convert(line.decoded, schema)))
+                records.append(text_format.convert(line.decoded, topic.schema))
+                rows.append(Reject(file, line.number, "", line.raw))
             except InvalidRequest as error:
                 faults.append(Reject(file, line.number, str(error), line.raw))
-        cause: InvalidRequest | None = None
-        if not faults:
-            try:
-                self._append([record for _, record in good], topic.check_many, self._append_many)
-            except InvalidRequest as error:
-                cause = error
-            else:
-                return
-        good, more = _checked(file, good, topic)
-        if cause is not None and not more:
-            raise cause
-        self._reject_all([*faults, *more], len(good))
-        self._append([record for _, record in good], topic.check_many, self._append_many)
-
-    def _reject_all(self, faults: list[Reject], good: int) -> None:
-        """Reject the bad records of one batch in the order of the file."""
-        for reject in sorted(faults, key=lambda each: each.number):
-            self._reject(reject, good)
-
-    def _append_many(self, records: Any, options: dict[str, Any]) -> Ack | list[Ack]:
-        assert self.topic is not None
-        return self.topic.append_many(records, **options)
-
-    # -- Arrow -----------------------------------------------------------------------------------
+        self._publish(
+            rows,
+            faults,
+            pick=lambda numbers: [records[number] for number in numbers],
+            # A partitioned topic asks the part that the record belongs to.
+            check=topic.check_many,
+            append=topic.append_many,
+        )
 
     def batches(self, file: str, batches: Iterable[pa.RecordBatch]) -> None:
         """Publish Arrow batches; row numbers count from 1 through the whole file.
@@ -181,45 +155,59 @@ class Publisher:
         for batch in batches:
             if self.topic is None:
                 self._create(declare_schema(batch.schema, limits=IngestLimits()))
-            try:
-                self._append(batch, self._any_part().to_batches, self._append_arrow)
-            except InvalidRequest:
-                fine = self._good_batch(file, batch, row)
-                self._append(fine, self._any_part().to_batches, self._append_arrow)
+            assert self.topic is not None
+            self._publish(
+                [Reject(file, row + number, "", None) for number in range(batch.num_rows)],
+                [],
+                pick=batch.take,
+                check=self._any_part().to_batches,
+                append=self.topic.append_arrow,
+                batch=batch,
+            )
             row += batch.num_rows
 
-    def _good_batch(self, file: str, batch: pa.RecordBatch, row: int) -> pa.RecordBatch:
-        """Reject the bad rows of a batch one by one; return the others."""
-        kept = list(range(batch.num_rows))
-        rest = batch
-        while kept:
+    def _publish(
+        self,
+        rows: Sequence[Reject],
+        faults: list[Reject],
+        *,
+        pick: Callable[[list[int]], Any],
+        check: Callable[[Any], object],
+        append: Callable[..., Ack | list[Ack]],
+        batch: pa.RecordBatch | None = None,
+    ) -> None:
+        """Publish a batch; if it is refused as a whole, check its records one by one."""
+        good = list(range(len(rows)))
+        cause: InvalidRequest | None = None
+        if not faults:
             try:
-                self._any_part().to_batches(rest)
+                self._append(pick(good), check, append)
             except InvalidRequest as error:
-                bad = error.details.get("row")
-                if not isinstance(bad, int) or bad >= len(kept):
-                    raise InvalidRequest(error.message, file=file, **error.details) from error
-                number = kept.pop(bad)
-                details = {k: v for k, v in error.details.items() if k != "row"}
-                reason = str(InvalidRequest(error.message, **details))
-                original = plain_rows(batch.slice(number, 1))[0]
-                self._reject(Reject(file, row + number, reason, original), number)
-                rest = batch.take(pa.array(kept, pa.int64()))
+                cause = error
             else:
-                break
-        return rest
-
-    def _append_arrow(self, batch: Any, options: dict[str, Any]) -> Ack | list[Ack]:
-        assert self.topic is not None
-        return self.topic.append_arrow(batch, **options)
-
-    # -- both ------------------------------------------------------------------------------------
+                return
+        for number, row in enumerate(rows):
+            try:
+                check(pick([number]))
+            except InvalidRequest as error:
+                if batch is not None and "row" not in error.details:
+                    # It is about the columns, and so about all rows.
+                    raise
+                details = {k: v for k, v in error.details.items() if k not in ("record", "row")}
+                original = row.original if batch is None else plain_rows(batch.slice(number, 1))[0]
+                reason = str(InvalidRequest(error.message, **details))
+                faults.append(row._replace(reason=reason, original=original))
+                good.remove(number)
+        if cause is not None and not faults:
+            raise cause
+        self._reject_all(faults)
+        self._append(pick(good), check, append)
 
     def _append(
         self,
         records: Any,
         check: Callable[[Any], object],
-        append: Callable[[Any, dict[str, Any]], Ack | list[Ack]],
+        append: Callable[..., Ack | list[Ack]],
     ) -> None:
         """Publish good records, but for those that an earlier run of this producer published."""
         count = len(records)
@@ -228,47 +216,27 @@ class Publisher:
             # All must be good, or the numbers would not be those of the earlier run.
             check(records)
         rest = records[skip:]
-        options: dict[str, Any] = {"ack": self.options.ack}
-        if self.options.producer is not None:
-            options |= {"producer": self.options.producer, "sequence": self._sequence + skip}
-        if len(rest):
-            self._note(append(rest, options))
-        self._sequence += count
-        self.already += skip
-        self.accepted += count - skip
-
-    def _note(self, acks: Ack | list[Ack]) -> None:
+        options: dict[str, Any] = {"ack": self.ack}
+        if self.producer is not None:
+            options |= {"producer": self.producer, "sequence": self._sequence + skip}
+        acks = append(rest, **options) if len(rest) else None
         if isinstance(acks, Ack):
             if self.offset_first is None:
                 self.offset_first = acks.offset
             self.offset_last = acks.offset_last
+        self._sequence += count
+        self.already += skip
+        self.accepted += count - skip
 
-    def _reject(self, reject: Reject, discarded: int) -> None:
-        self.rejected += 1
-        if len(self.rejects) < REJECTS_SHOWN_MAX:
-            self.rejects.append(reject)
-        if self.options.on_error == "stop":
-            raise Stopped(reject, discarded)
-        self.on_reject(reject)
-
-
-def _checked(
-    file: str, rows: list[tuple[Line, Any]], topic: Topic | PartitionedTopic
-) -> tuple[list[tuple[Line, Any]], list[Reject]]:
-    """Check records one by one; return the good ones and the rejects."""
-    good: list[tuple[Line, Any]] = []
-    bad: list[Reject] = []
-    for line, record in rows:
-        try:
-            # A partitioned topic asks the part that the record belongs to.
-            topic.check_many([record])
-        except InvalidRequest as error:
-            details = {k: v for k, v in error.details.items() if k != "record"}
-            reason = str(InvalidRequest(error.message, **details))
-            bad.append(Reject(file, line.number, reason, line.raw))
-        else:
-            good.append((line, record))
-    return good, bad
+    def _reject_all(self, faults: list[Reject]) -> None:
+        """Reject the bad records of one batch in the order of the file."""
+        for reject in sorted(faults, key=lambda each: each.number):
+            self.rejected += 1
+            if len(self.rejects) < REJECTS_SHOWN_MAX:
+                self.rejects.append(reject)
+            if self.on_error == "stop":
+                raise Stopped(reject)
+            self.on_reject(reject)
 
 
 def _schema_of(
@@ -288,7 +256,7 @@ def _schema_of(
             return error.message != fault.message
         return True
 
-    # Records that disagree go on to do so whatever follows: the first of them can be searched for.
+    # A longer list of records that disagree disagrees too, so the first one is found by bisection.
     low, high = 1, len(lines)
     while low < high:
         middle = (low + high) // 2

@@ -1,12 +1,11 @@
-"""`frazil read`: records of a topic on stdout, from an offset or a time, once or for ever."""
+"""`frazil read`: records of a topic on stdout, from an offset or a time."""
 
 from __future__ import annotations
 
 import datetime as dt
 import re
-import threading
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import pyarrow as pa
 import typer
@@ -35,12 +34,11 @@ Format = Literal["ndjson", "table", "csv", "arrow", "raw"]
 PART_FIELD: Final = pa.field("_part", pa.int32(), nullable=False)
 OP_FIELD: Final = pa.field("_op", pa.string(), nullable=False)
 
-ALONE: Final = "following this directory alone: other processes cannot publish meanwhile"
 _OFFSET: Final = re.compile(r"\d{1,19}\Z", re.ASCII)
 
 
-def parse_start(text: str, *, now_us: int) -> Start:
-    """Return what `--from` means: a word, an offset, a time, or so long ago (`-5m`).
+def parse_start(text: str, *, now_us: int, option: str = "--from") -> Start:
+    """Return what `--from` and its like mean: a word, an offset, a time, or so long ago (`-5m`).
 
     Raises:
         InvalidRequest: if it is none of these.
@@ -50,14 +48,14 @@ def parse_start(text: str, *, now_us: int) -> Start:
     if _OFFSET.match(text):
         return int(text)
     try:
-        # Whoever leaves the unit out may mean an offset from the end, which there is not.
+        # Without a unit it may be meant as an offset from the end, which does not exist.
         if text.startswith("-") and text[-1].isalpha():
             moment = dt.datetime.fromtimestamp(now_us / 1e6, dt.UTC)
             return moment - dt.timedelta(seconds=parse_duration_s(text[1:]))
         return dt.datetime.fromisoformat(text)
     except (ValueError, OverflowError, InvalidRequest) as error:
         raise InvalidRequest(
-            "--from takes earliest, latest, an offset, an ISO 8601 time, "
+            f"{option} takes earliest, latest, an offset, an ISO 8601 time, "
             "or a span with its unit such as -5m",
             got=text,
         ) from error
@@ -70,19 +68,15 @@ def read(
         str,
         typer.Option("--from", help="earliest, latest, an offset, an ISO 8601 time, or -5m."),
     ] = "earliest",
-    follow: Annotated[  # noqa: FBT002 - a flag
-        bool,
-        typer.Option("--follow", "-F", help="Go on and wait; no other process can publish then."),
-    ] = False,
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=0, help="At most so many records.")
     ] = None,
     file_format: Annotated[Format, typer.Option("--format", "-f", help="How to write.")] = "ndjson",
     skip_lost: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--skip-lost", help="Go on behind records that are lost.")
+        bool, typer.Option("--skip-lost", help="Continue after records that are lost.")
     ] = False,
 ) -> None:
-    """Read records. Gaps and lost ranges are told on stderr; a lost range ends it with code 8."""
+    """Read records. Gaps and lost ranges are reported on stderr; a lost range ends it with code 8."""
     session = session_of(context)
     first = parse_start(start, now_us=SystemClock().now_us())
     with session.engine() as engine:
@@ -93,11 +87,9 @@ def read(
             _Cursor(part, index if is_parted else None, first, skip_lost=skip_lost)
             for index, part in enumerate(parts)
         ]
-        if follow:
-            note(ALONE)
         left = limit
         with _Writer(file_format, parts[0], is_parted=is_parted) as writer:
-            for part, batch in _batches(cursors, follow=follow):
+            for part, batch in ((each.part, batch) for each in cursors for batch in each.batches()):
                 some = batch if left is None or batch.count <= left else batch.slice(0, left)
                 writer.write(some, part)
                 if left is not None:
@@ -161,79 +153,41 @@ def _drop_unnamed(batch: Batch, rows: list[dict[str, Any]], start: int) -> None:
                 del row[name]
 
 
-class _Found(NamedTuple):
-    part: int | None
-    batch: Batch
-
-
 class _Cursor:
-    """The place in one topic or part; it tells gaps, and passes lost ranges if it may."""
+    """Reads one topic or part; it reports gaps, and skips lost ranges if asked to."""
 
     def __init__(self, topic: Topic, part: int | None, start: Start, *, skip_lost: bool) -> None:
         self.topic = topic
         self.part = part
         self._skip_lost = skip_lost
         self._reader: Reader = topic.tail(start)
-        self._gaps_told = 0
-        self._is_armed = False
-        self.end = topic.runtime.state.visible
-        """The head when reading began: without `--follow` nothing behind it is read."""
+        self._gaps_shown = 0
+        self._end = topic.runtime.state.visible
 
-    def batches(self, *, follow: bool) -> Iterator[Batch]:
-        """Yield what is there now, up to the first head unless following."""
-        while follow or self._reader.offset < self.end:
+    def batches(self) -> Iterator[Batch]:
+        """Yield the records up to the head of now."""
+        while self._reader.offset < self._end:
             try:
                 batch = self._reader.poll()
             except CorruptionError as error:
-                self._pass_lost(error)
+                self._skip_lost_range(error)
                 continue
-            self._tell_gaps()
+            self._report_gaps()
             if batch is None:
                 return
             yield batch
 
-    def _pass_lost(self, error: CorruptionError) -> None:
+    def _skip_lost_range(self, error: CorruptionError) -> None:
         target = error.details.get("offset_next")
         if not self._skip_lost or not isinstance(target, int) or target <= self._reader.offset:
             raise error
         note(f"lost: {error}")
         self._reader.close()
         self._reader = self.topic.tail(target)
-        self._gaps_told = 0
+        self._gaps_shown = 0
 
-    def _tell_gaps(self) -> None:
-        for gap in self._reader.gaps[self._gaps_told :]:
+    def _report_gaps(self) -> None:
+        for gap in self._reader.gaps[self._gaps_shown :]:
             where = "" if self.part is None else f" part={self.part}"
             note(f"gap: offsets {gap.first}..{gap.end - 1} hold no records{where}: {gap.reason}")
-        self._gaps_told = len(self._reader.gaps)
-
-    def arm(self, event: threading.Event) -> None:
-        """Have `event` set when there is more; armed twice is as good as once."""
-        if self._is_armed:
-            return
-
-        def fire() -> None:
-            self._is_armed = False
-            event.set()
-
-        self._is_armed = True
-        self.topic.runtime.state.waiters.append(fire)
-
-
-def _batches(cursors: list[_Cursor], *, follow: bool) -> Iterator[_Found]:
-    for cursor in cursors:
-        for batch in cursor.batches(follow=False):
-            yield _Found(cursor.part, batch)
-    event = threading.Event()
-    while follow:
-        event.clear()
-        for cursor in cursors:
-            cursor.arm(event)
-        # Asked for first, looked for next: what comes in between sets the event.
-        is_news = False
-        for cursor in cursors:
-            for batch in cursor.batches(follow=True):
-                is_news = True
-                yield _Found(cursor.part, batch)
-        if not is_news:
-            event.wait()
+        self._gaps_shown = len(self._reader.gaps)

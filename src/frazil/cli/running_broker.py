@@ -1,13 +1,14 @@
-"""A broker that has a data directory open, as a command talks to it: over its HTTP port."""
+"""Calls of commands: on the data directory, or over HTTP to the broker that has it open."""
 
 from __future__ import annotations
 
 import http.client
 import ssl
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
+import typer
 
 from frazil.config import is_loopback
 from frazil.engine import encode_call
@@ -19,25 +20,40 @@ from frazil.errors import (
     InvalidRequest,
     Unavailable,
 )
+from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
+    from frazil.cli.session import Session
     from frazil.engine import Call
     from frazil.serve.announcing import Announced
 
-__all__ = ["RunningBroker", "broker_behind"]
+__all__ = ["RunningBroker", "Token", "perform"]
 
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token", envvar="FRAZIL_TOKEN", help="The token of a broker with authentication."
+    ),
+]
 TIMEOUT_S: Final = 60.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 _ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - recognised, not listened on
 _CLASSES: Final = {cls.code: cls for cls in CODES}
 
 
-def broker_behind(conflict: Conflict, found: Announced | None) -> RunningBroker | None:
-    """Return the broker that keeps a directory from being opened, None if it is something else."""
-    holder = str(conflict.details.get("holder", "")).split()
-    if found is None or f"pid={found.pid}" not in holder:
-        return None
-    return RunningBroker(found)
+def perform(session: Session, call: Call, token: str | None) -> Any:
+    """Perform a call on the data directory, by the broker that has it open if there is one."""
+    from frazil.serve.announcing import announced
+
+    try:
+        with session.engine() as engine:
+            return call.perform(engine)
+    except Conflict as conflict:
+        found = announced(RealFileSystem(), session.paths())
+        holder = str(conflict.details.get("holder", "")).split()
+        if found is None or f"pid={found.pid}" not in holder:
+            raise
+    return RunningBroker(found).call(call, token=token)
 
 
 class RunningBroker:
@@ -52,12 +68,12 @@ class RunningBroker:
         self._tls = parts.scheme == "https"
 
     def call(self, call: Call, *, token: str | None) -> Any:
-        """Have the broker do something and return its answer.
+        """Send a call to the broker and return its answer.
 
         Raises:
-            Unavailable: if it cannot be reached; whether it was done is not known then.
-            InvalidRequest: if it wants credentials, or others.
-            FrazilError: what the broker refused it with.
+            Unavailable: if the broker cannot be reached; the outcome is then unknown.
+            InvalidRequest: if credentials are missing or wrong.
+            FrazilError: the error that the broker answered with.
         """
         fields = {"Content-Type": "application/json"}
         if token:
@@ -90,8 +106,8 @@ class RunningBroker:
     def _connection(self) -> http.client.HTTPConnection:
         if not self._tls:
             return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-        # The certificate itself is what is trusted, whoever signed it and whatever name it has: the
-        # broker that has this directory named the file.
+        # The certificate itself is trusted, whatever its issuer and name: the broker that has this
+        # directory open named the file.
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -112,7 +128,7 @@ class RunningBroker:
         message = str(error.get("message") or "the broker gave no answer")
         if status == 401:
             raise InvalidRequest(
-                "the broker wants to know who calls, give --token or FRAZIL_TOKEN", answer=message
+                "the broker needs credentials, give --token or FRAZIL_TOKEN", answer=message
             )
         cls = _CLASSES.get(error.get("code", ""), InvalidRequest)
         if not error.get("code") and status >= 500:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -12,8 +13,6 @@ import typer
 
 from frazil.cli.failures import quiet_stdout
 from frazil.cli.output import note, to_json, write_out
-from frazil.cli.serve_lake import tell_lake
-from frazil.cli.serve_text import greeting
 from frazil.cli.session import Session, session_of
 from frazil.config import Settings, load_settings, parse_assignments
 from frazil.errors import InvalidRequest
@@ -21,12 +20,40 @@ from frazil.lake import lake_missing
 from frazil.telemetry import configure, warn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from frazil.engine import Engine
     from frazil.serve.broker import Broker
 
-__all__ = ["serve"]
+__all__ = ["greeting", "lake_news", "serve"]
 
 PACKAGES: Final = ("google", "hpack", "jwt", "starlette", "uvicorn")
 """What the extra `serve` brings, by the names under which it is imported."""
+LOOK_S: Final = 1.0
+TABLES_SHOWN_MAX: Final = 20
+_CLIENT: Final = """\
+import asyncio
+from danube import DanubeClientBuilder, DispatchStrategy, SubType
+
+async def main():
+    client = await DanubeClientBuilder().service_url("{url}").build()
+    reliable = DispatchStrategy.RELIABLE
+    producer = client.new_producer().with_topic("/default/hello").with_name("shell")
+    producer = producer.with_dispatch_strategy(reliable).build()
+    await producer.create()
+    consumer = client.new_consumer().with_topic("/default/hello").with_consumer_name("shell")
+    consumer = consumer.with_subscription("shell").with_subscription_type(SubType.EXCLUSIVE).build()
+    await consumer.subscribe()
+    queue = await consumer.receive()
+    await producer.send(b"hello from a client")
+    message = await asyncio.wait_for(queue.get(), 30)
+    await consumer.ack(message)
+    print(message.msg_id.topic_offset, message.payload)
+    await consumer.close()
+    await producer.close()
+
+asyncio.run(main())
+"""
 
 
 def serve(
@@ -63,7 +90,6 @@ def serve(
     given = {
         "serve.host": host,
         "serve.admin_host": host,
-        "serve.http_host": host,
         "serve.port": port,
         "serve.admin_port": admin_port,
         "serve.http_port": http_port,
@@ -76,20 +102,20 @@ def serve(
 
     def on_ready(broker: Broker) -> None:
         try:
-            _tell(session, broker)
+            _print_ready(session, broker)
         except OSError as error:
-            # Clients are served already, and records acked: nobody's text is worth their end.
+            # Clients are served and records acked already: a lost greeting must not end that.
             quiet_stdout()
             warn("greeting_not_written", error=error.strerror)
         if not session.as_json:
             # The loop itself keeps no reference to a task that waits.
-            watching.append(asyncio.get_running_loop().create_task(tell_lake(broker.engine)))
+            watching.append(asyncio.get_running_loop().create_task(_print_lake_news(broker.engine)))
 
     run_broker(settings, on_ready)
 
 
 def _settings(session: Session, flags: dict[str, object]) -> Settings:
-    """Load the settings; unless somebody says otherwise, topics become tables where they can."""
+    """Load the settings; without `lake.default`, topics become tables where Spark can run."""
     overrides = {**parse_assignments(session.assignments), **flags}
     if session.data is not None:
         overrides["data_dir"] = session.data
@@ -101,7 +127,7 @@ def _settings(session: Session, flags: dict[str, object]) -> Settings:
     return settings
 
 
-def _tell(session: Session, broker: Broker) -> None:
+def _print_ready(session: Session, broker: Broker) -> None:
     for warning in broker.warnings:
         note(f"warning: {warning}")
     root, pid = broker.engine.paths.root, os.getpid()
@@ -110,3 +136,82 @@ def _tell(session: Session, broker: Broker) -> None:
         write_out(to_json({"event": "ready", "pid": pid, "data_dir": root, **found}) + "\n")
     else:
         write_out(greeting(broker.settings, root=root, pid=pid, addresses=found))
+
+
+def greeting(settings: Settings, *, root: str, pid: int, addresses: Mapping[str, str]) -> str:
+    """Return what the broker prints at its start; its commands can be pasted into a shell."""
+    lines = [
+        f"serving {root}, pid {pid}; stop it with Ctrl-C",
+        f"  clients   {addresses['url']}",
+        f"  admin     {addresses['admin_url']}",
+        f"  health    {addresses['http_url']}/readyz",
+        f"  metrics   {addresses['http_url']}/metrics",
+        f"  lake      {_lake(settings)}",
+        "",
+        "watch it, in another shell:",
+        f"  {_command()} top --data {shlex.quote(root)}",
+        f"  curl {'--insecure ' if settings.serve.tls else ''}{addresses['http_url']}/readyz",
+        "",
+    ]
+    needs = ["TLS"] * settings.serve.tls + ["a token or key"] * settings.auth.enabled
+    if needs:
+        lines.append(f"clients need {' and '.join(needs)}; docs/security.md says how")
+    else:
+        lines += ["publish and receive:", *_client(addresses["url"])]
+    return "\n".join(lines) + "\n"
+
+
+def _client(url: str) -> list[str]:
+    python = shlex.quote(sys.executable)
+    install = f"{python} -m pip install --quiet danube-client"
+    return [
+        *([install] if importlib.util.find_spec("danube") is None else []),
+        f"{python} - <<'END'",
+        _CLIENT.format(url=url) + "END",
+    ]
+
+
+def _command() -> str:
+    """Return how `frazil` is called: it may not be on the PATH."""
+    script = os.path.join(os.path.dirname(sys.executable), "frazil")
+    if os.path.exists(script):
+        return shlex.quote(script)
+    return f"{shlex.quote(sys.executable)} -m frazil.cli"
+
+
+def _lake(settings: Settings) -> str:
+    if not settings.lake.default:
+        return "off for new topics (lake.default)"
+    seconds = settings.lake.writer.flush_interval
+    return f"new topics become Iceberg tables, a commit every {seconds:g} s; Spark starts with one"
+
+
+def lake_news(engine: Engine, said: set[str]) -> list[str]:
+    """Return what is new about tables: Spark's start, and each table's first rows."""
+    lake = engine.lake
+    topics = [each for each in list(lake.topics.values()) if not each.keyed]
+    found = []
+    if topics:
+        why = f"starting ({lake.worker.why})" if lake.worker.why else "starting"
+        ready = lake.worker.state == "ready"
+        line = (
+            f"lake: running, Iceberg catalog at {lake.catalog.uri()}" if ready else f"lake: {why}"
+        )
+        found = [line] if line not in said else []
+        said.add(line)
+    for topic in topics:
+        rows = topic.counts["rows"]
+        if rows and topic.name not in said and len(said) < TABLES_SHOWN_MAX:
+            said.add(topic.name)
+            count = "row" if rows == 1 else f"{rows:,} rows"
+            found.append(f"lake: {topic.name} has its first {count} in {topic.table}")
+    return found
+
+
+async def _print_lake_news(engine: Engine) -> None:
+    """Print what is new about tables, for ever."""
+    said: set[str] = set()
+    while True:
+        for line in lake_news(engine, said):
+            write_out(line + "\n")
+        await asyncio.sleep(LOOK_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import attrs
 import typer
 
-from frazil.cli.output import note, print_json
+from frazil.cli.output import note, print_json, print_table
 from frazil.config import Settings, load_settings, parse_assignments
 from frazil.engine import Engine, open_engine
 from frazil.errors import NotFound
@@ -18,7 +18,7 @@ from frazil.log import DataDirectory
 from frazil.telemetry import configure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["Output", "Session", "session_of"]
 
@@ -79,6 +79,13 @@ class Session:
             print_json(value)
         else:
             typer.echo(text)
+
+    def table(self, value: object, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Print a result: `value` as JSON, or rows under column names for people."""
+        if self.as_json:
+            print_json(value)
+        else:
+            print_table(names, rows)
 
 
 def session_of(context: typer.Context) -> Session:

@@ -11,39 +11,36 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
-import attrs
 import typer
+import yaml
 
 from frazil.cli.batches import SINGLE, BatchFormat, BatchWriter, check_format
-from frazil.cli.output import print_json, print_table, size_text, to_json, write_out
+from frazil.cli.output import plain, print_json, to_json, write_out
 from frazil.cli.read import parse_start
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
 from frazil.errors import FrazilError, InvalidRequest
-from frazil.model import NAMESPACE_DEFAULT
 from frazil.units import parse_duration_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from frazil.engine import Engine
 
 __all__ = [
     "KEYWORDS",
     "Options",
-    "explain_lines",
     "explained",
     "is_finished",
     "parse_params",
-    "print_topics",
-    "quoted",
     "run_statement",
     "split_statements",
     "sql",
-    "table_name",
 ]
 
 _T = TypeVar("_T")
+Options = dict[str, Any]
+"""Keyword arguments of `Engine.query` that all statements of a call share."""
 CANCEL_AGAIN_S: Final = 0.05
 _EXPLAIN: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*explain(?:\s+analyze)?\b\s+", re.IGNORECASE | re.DOTALL
@@ -55,17 +52,6 @@ LIMIT NOT NULL OFFSET ON OR ORDER OUTER OVER PARTITION QUALIFY RECURSIVE RIGHT S
 THEN TRUE UNION UNNEST USING VALUES WHEN WHERE WINDOW WITH
 """
 KEYWORDS: Final = tuple(_WORDS.split())
-_PLAIN_NAME: Final = re.compile(r"[a-z_]\w*\Z", re.ASCII)
-
-
-@attrs.frozen
-class Options:
-    """What all statements of a call share."""
-
-    params: dict[str, Any] | None = None
-    as_of_offset: int | None = None
-    as_of_time: Any = None
-    timeout_s: float | None = None
 
 
 def sql(
@@ -96,12 +82,12 @@ def sql(
 ) -> None:
     """Query topics with SQL: -c, statements on stdin, or a shell if stdin is a terminal."""
     session = session_of(context)
-    options = Options(
-        params=parse_params(params),
-        as_of_offset=as_of_offset,
-        as_of_time=None if as_of_time is None else _moment(as_of_time),
-        timeout_s=None if timeout is None else parse_duration_s(timeout),
-    )
+    options: Options = {
+        "params": parse_params(params),
+        "as_of_offset": as_of_offset,
+        "as_of_time": None if as_of_time is None else _moment(as_of_time),
+        "timeout_s": None if timeout is None else parse_duration_s(timeout),
+    }
     chosen = check_format(file_format or ("json" if session.as_json else "table"))
     is_shell = command is None and sys.stdin.isatty()
     for module in ("duckdb", *(["prompt_toolkit"] if is_shell else [])):
@@ -116,15 +102,7 @@ def sql(
         with session.engine() as engine:
             run_shell(engine, options, chosen)
         return
-    text = (sys.stdin.read() if command is None else command).strip()
-    if text.startswith("\\"):
-        name, _, topic = text[1:].removesuffix(";").partition(" ")
-        if name != "d":
-            raise InvalidRequest("only \\d and \\d TOPIC work outside of the shell", got=text)
-        with session.engine() as engine:
-            print_topics(engine, topic.strip(), chosen)
-        return
-    statements = split_statements(text)
+    statements = split_statements(sys.stdin.read() if command is None else command)
     if not statements:
         raise InvalidRequest("there is no statement to run, give one with -c or on stdin")
     if chosen in SINGLE and len(statements) > 1:
@@ -142,9 +120,15 @@ def sql(
 
 
 def split_statements(text: str) -> list[str]:
-    """Return the statements of a text. One with a syntax error stays whole: its error is shown."""
+    r"""Return the statements of a text. One with a syntax error stays whole: its error is shown.
+
+    `\d` stands for `SHOW TABLES`, `\d TOPIC` for `DESCRIBE TOPIC`.
+    """
     import duckdb
 
+    command, _, topic = text.strip().removesuffix(";").partition(" ")
+    if command == "\\d":
+        return [f"DESCRIBE {topic}" if topic.strip() else "SHOW TABLES"]
     try:
         found = duckdb.extract_statements(text)
     except duckdb.Error:
@@ -185,13 +169,15 @@ def run_statement(engine: Engine, text: str, options: Options, file_format: Batc
         )
     if file_format not in {"table", "json", "ndjson"}:
         raise InvalidRequest("EXPLAIN is printed as table, json or ndjson", format=file_format)
-    found = _interruptible(engine, lambda _go_on: engine.explain(inner, options.params))
+    found = _interruptible(engine, lambda _go_on: engine.explain(inner, options["params"]))
     if file_format == "json":
         print_json(found)
     elif file_format == "ndjson":
         write_out(to_json(found) + "\n")
     else:
-        typer.echo("\n".join(explain_lines(found)))
+        plan = found.pop("plan")
+        facts = yaml.safe_dump(plain(found), sort_keys=False, allow_unicode=True)
+        write_out(f"{facts}{plan}\n")
     return 0
 
 
@@ -202,13 +188,7 @@ def _query(
     file_format: BatchFormat,
     go_on: Callable[[], bool],
 ) -> int:
-    with engine.query(
-        text,
-        options.params,
-        as_of_offset=options.as_of_offset,
-        as_of_time=options.as_of_time,
-        timeout_s=options.timeout_s,
-    ) as result:
+    with engine.query(text, **options) as result:
         with BatchWriter(file_format, result.schema) as writer:
             for batch in result.batches():
                 if not go_on():
@@ -234,42 +214,6 @@ def _interruptible(engine: Engine, work: Callable[[Callable[[], bool]], _T]) -> 
             with contextlib.suppress(FrazilError):
                 future.result()
             raise
-
-
-def explain_lines(value: object, *, indent: int = 0) -> Iterator[str]:
-    """Yield an explanation as indented lines; a flat object of a list is one line."""
-    pad = "  " * indent
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if isinstance(item, str) and "\n" in item:
-                yield f"{pad}{key}:"
-                yield from (f"{pad}  {line}" for line in item.splitlines())
-            elif _is_nested(item):
-                yield f"{pad}{key}:"
-                yield from explain_lines(item, indent=indent + 1)
-            else:
-                yield f"{pad}{key}: {_flat(item)}"
-        return
-    for item in value if isinstance(value, list) else [value]:
-        if _is_nested(item):
-            yield f"{pad}-"
-            yield from explain_lines(item, indent=indent + 1)
-        else:
-            yield f"{pad}- {_flat(item)}"
-
-
-def _is_nested(item: object) -> bool:
-    if isinstance(item, dict):
-        return any(isinstance(each, (dict, list)) and each for each in item.values())
-    return isinstance(item, list) and any(isinstance(each, (dict, list)) for each in item)
-
-
-def _flat(item: object) -> str:
-    if isinstance(item, dict):
-        return ", ".join(f"{key} {_flat(each)}" for key, each in item.items()) or "none"
-    if isinstance(item, list):
-        return ", ".join(_flat(each) for each in item) or "none"
-    return item if isinstance(item, str) else to_json(item)
 
 
 # -- options -------------------------------------------------------------------------------------
@@ -310,67 +254,3 @@ def _moment(text: str) -> object:
     if isinstance(found, (str, int)):
         raise InvalidRequest("--as-of-time takes an ISO 8601 time or a span such as -5m", got=text)
     return found
-
-
-# -- topics --------------------------------------------------------------------------------------
-
-
-def quoted(name: str) -> str:
-    """Return a name as SQL takes it: quoted unless it is plain and no keyword."""
-    plain = _PLAIN_NAME.match(name) and name.upper() not in KEYWORDS
-    return name if plain else '"' + name.replace('"', '""') + '"'
-
-
-def table_name(topic: str) -> str:
-    """Return how SQL names a topic: `events`, or `shop.orders` in another namespace."""
-    _, namespace, name = topic.split("/")
-    return quoted(name) if namespace == NAMESPACE_DEFAULT else f"{quoted(namespace)}.{quoted(name)}"
-
-
-def print_topics(engine: Engine, topic: str, file_format: BatchFormat) -> None:
-    r"""Print what `\d` asks for: the topics, or the columns of one."""
-    rows = _column_rows(engine, topic) if topic else _topic_rows(engine)
-    if file_format == "json":
-        print_json(rows)
-    elif file_format == "ndjson":
-        write_out("".join([to_json(row) + "\n" for row in rows]))
-    else:
-        names = list(rows[0]) if rows else ["topic", "kind", "key", "records", "in memory"]
-        print_table(names, [list(row.values()) for row in rows], title=topic or None)
-
-
-def _column_rows(engine: Engine, topic: str) -> list[dict[str, object]]:
-    parts = [part.strip().strip('"') for part in topic.split(".")]
-    name = topic if topic.startswith("/") or len(parts) == 1 else "/" + "/".join(parts)
-    found = engine.describe(name if name.startswith("/") else parts[0])
-    columns = [
-        {
-            "column": each["name"],
-            "type": each["type"],
-            "nullable": each["nullable"],
-            "key": each["name"] in found["primary_key"],
-        }
-        for each in found["columns"]
-    ]
-    system = (("_offset", "long"), ("_time", "timestamptz"))
-    return columns + [
-        {"column": name, "type": kind, "nullable": False, "key": False} for name, kind in system
-    ]
-
-
-def _topic_rows(engine: Engine) -> list[dict[str, object]]:
-    stats = engine.stats()["per_topic"]
-    rows: list[dict[str, object]] = []
-    for name in engine.topics():
-        found = engine.describe(name)
-        parts = [stats[part["name"]] for part in found.get("parts", ())] or [stats[name]]
-        rows.append(
-            {
-                "topic": table_name(name),
-                "kind": found["kind"],
-                "key": ", ".join(found["primary_key"]),
-                "records": f"{sum(part['message_count'] for part in parts):,}",
-                "in memory": size_text(sum(part["tiers"]["memory_bytes"] for part in parts)),
-            }
-        )
-    return rows

@@ -23,11 +23,8 @@ from frazil.cli.sql import (
     KEYWORDS,
     Options,
     is_finished,
-    print_topics,
-    quoted,
     run_statement,
     split_statements,
-    table_name,
 )
 from frazil.engine import Engine
 from frazil.errors import FrazilError
@@ -104,7 +101,7 @@ class Shell:
     """The state of a shell, and the effect of each input."""
 
     engine: Engine
-    options: Options = attrs.Factory(Options)
+    options: Options
     file_format: BatchFormat = "table"
     is_timing: bool = True
 
@@ -112,7 +109,7 @@ class Shell:
         """Run the input; return False if it ends the shell. Errors are one line each."""
         text = text.strip()
         try:
-            if text.startswith("\\"):
+            if text.startswith("\\") and not text.startswith("\\d"):
                 name, _, argument = text[1:].removesuffix(";").partition(" ")
                 return self._command(name, argument.strip())
             for statement in split_statements(text):
@@ -125,11 +122,11 @@ class Shell:
 
     def words(self) -> list[str]:
         """Return what Tab completes: topics, their columns, keywords."""
-        words = dict.fromkeys(KEYWORDS) | dict.fromkeys(("_offset", "_time"))
+        words = [*KEYWORDS, "_offset", "_time"]
         for name in self.engine.topics():
-            words[table_name(name)] = None
-            words |= dict.fromkeys(quoted(each) for each in self.engine.topic(name).schema.names)
-        return list(words)
+            words += [name.removeprefix("/default/").strip("/").replace("/", ".")]
+            words += self.engine.topic(name).schema.names
+        return words
 
     def _run(self, statement: str) -> None:
         begin = time.perf_counter()
@@ -140,9 +137,7 @@ class Shell:
     def _command(self, name: str, argument: str) -> bool:
         if name in {"q", "quit"}:
             return False
-        if name == "d":
-            print_topics(self.engine, argument, "table")
-        elif name == "timing":
+        if name == "timing":
             self.is_timing = not self.is_timing
             note(f"timing is {'on' if self.is_timing else 'off'}")
         elif name == "f":

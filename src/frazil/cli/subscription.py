@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from frazil.cli.lake import agreed
-from frazil.cli.output import print_json, print_table, size_text
+from frazil.cli.output import agreed, size_text
 from frazil.cli.read import parse_start
-from frazil.cli.running_broker import broker_behind
+from frazil.cli.running_broker import Token, perform
 from frazil.cli.session import session_of
 from frazil.clock import SystemClock
-from frazil.engine import Create, Drop, List, Policy, Reset
-from frazil.errors import Conflict, InvalidRequest
-from frazil.fs import RealFileSystem
+from frazil.engine import Call
+from frazil.errors import InvalidRequest
 from frazil.units import format_duration, parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from frazil.engine import Call
 
 __all__ = ["app"]
 
@@ -36,10 +33,6 @@ app = typer.Typer(
 
 Topic = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
 Name = Annotated[str, typer.Argument(help="The subscription.")]
-Token = Annotated[
-    str | None,
-    typer.Option("--token", envvar="FRAZIL_TOKEN", help="For a broker that wants to know who."),
-]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Window = Annotated[
     int | None, typer.Option("--max-unacked", min=1, help="So many may be delivered, not acked.")
@@ -56,15 +49,12 @@ def list_subscriptions(
 ) -> None:
     """List subscriptions: who consumes, and how far behind they are."""
     session = session_of(context)
-    found = _ask(context, List(topic), token)
-    if session.as_json:
-        print_json(found)
-        return
+    found = perform(session, Call("list", topic), token)
     names = (
         *("topic", "name", "type", "consumers", "lag", "lag bytes", "lag time"),
         *("unacked", "state"),
     )
-    print_table(names, [_row(each) for each in found])
+    session.table(found, names, [_row(each) for each in found])
 
 
 def _row(facts: Mapping[str, Any]) -> tuple[object, ...]:
@@ -96,7 +86,7 @@ def create(
 ) -> None:
     """Make a subscription; from here on the topic keeps its records for it."""
     session = session_of(context)
-    found = _ask(context, Create(topic, name, kind, _place(start, "--from")), token)
+    found = perform(session, Call("create", topic, name, kind, _start(start, "--from")), token)
     session.show(found, f"subscription {name} of {found['topic']} is ready")
 
 
@@ -113,14 +103,14 @@ def reset(
 ) -> None:
     """Put a subscription back or ahead; its acks are forgotten, records before it count as acked."""
     session = session_of(context)
-    call = Reset(topic, name, _place(to, "--to"))
+    call = Call("reset", topic, name, to=_start(to, "--to"))
     _confirm(
         f"records of {topic} will be delivered again to {name}, or never; put it to {to}?",
         "a reset delivers records again, or leaves some out: confirm it with --yes",
         yes=yes,
         subscription=name,
     )
-    found = _ask(context, call, token)
+    found = perform(session, call, token)
     places = ", ".join(f"{offset:,} in {each}" for each, offset in found.items())
     value = {"subscription": name, "offsets": found}
     session.show(value, f"subscription {name} goes on at offset {places}")
@@ -142,7 +132,7 @@ def drop(
         yes=yes,
         subscription=name,
     )
-    found = _ask(context, Drop(topic, name), token)
+    found = perform(session, Call("drop", topic, name), token)
     session.show(found, f"subscription {name} of {topic} is removed")
 
 
@@ -182,26 +172,11 @@ def policy(
         "dead_letter_topic": dead_letter_topic,
     }
     changes: dict[str, int | str | None] = {k: v for k, v in given.items() if v is not None}
-    found = _ask(context, Policy(topic, name, changes, max_unacked), token)
-    if session.as_json:
-        print_json(found)
-        return
-    print_table(("", ""), [(key, value) for key, value in found.items() if value is not None])
-
-
-def _ask(context: typer.Context, call: Call, token: str | None) -> Any:
-    """Do it here, or have the broker do it that has the directory open."""
-    from frazil.serve.announcing import announced
-
-    session = session_of(context)
-    try:
-        with session.engine() as engine:
-            return call.perform(engine)
-    except Conflict as conflict:
-        broker = broker_behind(conflict, announced(RealFileSystem(), session.paths()))
-        if broker is None:
-            raise
-    return broker.call(call, token=token)
+    found = perform(
+        session, Call("policy", topic, name, policy=changes, max_unacked=max_unacked), token
+    )
+    rows = [(key, value) for key, value in found.items() if value is not None]
+    session.table(found, ("", ""), rows)
 
 
 def _confirm(question: str, refusal: str, *, yes: bool, subscription: str) -> None:
@@ -209,12 +184,8 @@ def _confirm(question: str, refusal: str, *, yes: bool, subscription: str) -> No
         raise InvalidRequest(refusal, subscription=subscription)
 
 
-def _place(text: str, option: str) -> int | str:
-    try:
-        found = parse_start(text, now_us=SystemClock().now_us())
-    except InvalidRequest as error:
-        words = error.message.replace("--from", option)
-        raise InvalidRequest(words, **error.details) from None
+def _start(text: str, option: str) -> int | str:
+    found = parse_start(text, now_us=SystemClock().now_us(), option=option)
     return found.isoformat() if isinstance(found, dt.datetime) else found
 
 

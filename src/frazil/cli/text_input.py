@@ -11,7 +11,7 @@ import binascii
 import csv
 import datetime as dt
 import re
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from frazil.errors import InvalidRequest
 from frazil.schema import (
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CsvRows",
-    "Envelopes",
-    "JsonMessages",
     "JsonRows",
     "Line",
-    "RawLines",
     "TextFormat",
+    "parse_envelope",
+    "parse_message",
     "read_lines",
 ]
 
@@ -62,7 +61,7 @@ def read_lines(
 ) -> Iterator[Line]:
     """Yield the lines of a stream without their ends; one that is too long has an error instead.
 
-    No more than a line is in memory. `passed` is told how many bytes were read.
+    No more than a line is in memory. `passed` is called with the bytes of each line.
     """
     number = 0
     while True:
@@ -87,63 +86,39 @@ def read_lines(
             yield Line(number, raw)
 
 
-class TextFormat(Protocol):
-    """One way to write records as text."""
+class TextFormat:
+    """A format with one record in each line, by default the messages of a message topic."""
+
+    def __init__(self, decode: Callable[[bytes], Any], *, skips_blank: bool = True) -> None:
+        self._decode = decode
+        self._skips_blank = skips_blank
 
     def lines(self, lines: Iterator[Line]) -> Iterator[Line]:
         """Yield the records of a file, decoded or with an error."""
-
-    def schema(self, decoded: Sequence[Any], limits: IngestLimits) -> pa.Schema | None:
-        """Return the columns for a new topic, None for a message topic."""
-
-    def convert(self, decoded: Any, schema: pa.Schema) -> Any:
-        """Return what the topic takes; may raise `InvalidRequest`."""
-
-
-class _PerLine:
-    """A format with one record in each line."""
-
-    skips_blank = True
-
-    def lines(self, lines: Iterator[Line]) -> Iterator[Line]:
         for line in lines:
             if line.error:
                 yield line
-            elif line.raw.strip() or not self.skips_blank:
+            elif line.raw.strip() or not self._skips_blank:
                 try:
-                    yield line._replace(decoded=self.decode(line.raw))
+                    yield line._replace(decoded=self._decode(line.raw))
                 except InvalidRequest as error:
                     yield line._replace(error=str(error))
 
-    def decode(self, raw: bytes) -> Any:
-        raise NotImplementedError
-
     def schema(self, decoded: Sequence[Any], limits: IngestLimits) -> pa.Schema | None:
+        """Return the columns for a new topic, None for a message topic."""
         del decoded, limits
         return None
 
     def convert(self, decoded: Any, schema: pa.Schema) -> Any:
+        """Return what the topic takes; may raise `InvalidRequest`."""
         del schema
         return decoded
 
 
-class RawLines(_PerLine):
-    """Each line is the payload of a message, also an empty one."""
-
-    skips_blank = False
-
-    def decode(self, raw: bytes) -> bytes:
-        return raw
-
-
-class JsonRows(_PerLine):
+class JsonRows(TextFormat):
     """Each line is a JSON object: a row of a table topic."""
 
-    def __init__(self) -> None:
-        self._reader: tuple[pa.Schema, JsonRowReader] | None = None
-
-    def decode(self, raw: bytes) -> dict[str, object]:
-        return parse_json_row(raw)
+    _reader: tuple[pa.Schema, JsonRowReader] | None = None
 
     def schema(self, decoded: Sequence[Any], limits: IngestLimits) -> pa.Schema | None:
         return infer_schema(*decoded, limits=limits)
@@ -154,39 +129,35 @@ class JsonRows(_PerLine):
         return self._reader[1].convert(decoded)
 
 
-class JsonMessages(_PerLine):
-    """Each line is a JSON object and, as it is, the payload of a message; a field may be its key."""
-
-    def __init__(self, key_column: str | None) -> None:
-        self._key_column = key_column
-
-    def decode(self, raw: bytes) -> object:
-        row = parse_json_row(raw)
-        if self._key_column is None:
-            return raw
-        key = row.get(self._key_column)
-        if isinstance(key, int) and not isinstance(key, bool):
-            key = str(key)
-        if key is not None and not isinstance(key, str):
-            raise InvalidRequest("key must be a text or an integer", column=self._key_column)
-        return {"payload": raw, "key": key}
+def parse_message(raw: bytes, *, key_column: str | None) -> object:
+    """Return a JSON object as the payload of a message; a field of it may be its key."""
+    row = parse_json_row(raw)
+    if key_column is None:
+        return raw
+    key = row.get(key_column)
+    if isinstance(key, int) and not isinstance(key, bool):
+        key = str(key)
+    if key is not None and not isinstance(key, str):
+        raise InvalidRequest("key must be a text or an integer", column=key_column)
+    return {"payload": raw, "key": key}
 
 
-class Envelopes(_PerLine):
-    """Each line is a message as `frazil read` writes it: payload, key, attributes, publish_time.
+def parse_envelope(raw: bytes) -> dict[str, object]:
+    """Return a message as `frazil read` writes it: payload, key, attributes, publish_time.
 
-    A payload is text or {"base64": "..."}. Fields that start with `_` are passed over.
+    A payload is text or {"base64": "..."}. Fields that start with `_` are ignored.
     """
-
-    def decode(self, raw: bytes) -> dict[str, object]:
-        row: dict[str, Any] = {
-            name: value for name, value in parse_json_row(raw).items() if not name.startswith("_")
-        }
-        row["payload"] = _payload(row.get("payload"))
-        time = row.get("publish_time")
-        if isinstance(time, str):
-            row["publish_time"] = _moment(time)
-        return row
+    row: dict[str, Any] = {
+        name: value for name, value in parse_json_row(raw).items() if not name.startswith("_")
+    }
+    row["payload"] = _payload(row.get("payload"))
+    time = row.get("publish_time")
+    if isinstance(time, str):
+        try:
+            row["publish_time"] = dt.datetime.fromisoformat(time)
+        except ValueError as error:
+            raise InvalidRequest("publish_time is not ISO 8601", publish_time=time) from error
+    return row
 
 
 def _payload(value: object) -> bytes:
@@ -200,14 +171,7 @@ def _payload(value: object) -> bytes:
     raise InvalidRequest('payload must be a text or {"base64": "..."}')
 
 
-def _moment(text: str) -> dt.datetime:
-    try:
-        return dt.datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidRequest("publish_time is not ISO 8601", publish_time=text) from error
-
-
-class CsvRows:
+class CsvRows(TextFormat):
     """Rows of a table topic as RFC 4180 writes them; the first row names the columns."""
 
     def __init__(self, *, bytes_max: int) -> None:
@@ -216,20 +180,28 @@ class CsvRows:
 
     def lines(self, lines: Iterator[Line]) -> Iterator[Line]:
         csv.field_size_limit(self._bytes_max)
-        feed = _Feed(lines)
-        reader = csv.reader(feed, strict=True)
+        taken: list[Line] = []
+
+        def texts() -> Iterator[str]:
+            for line in lines:
+                taken.append(line)
+                # Invalid UTF-8 becomes lone surrogates here and is refused with its row.
+                yield line.raw.decode("utf-8", "surrogateescape") + "\n"
+
+        reader = csv.reader(texts(), strict=True)
         while True:
             first = reader.line_num + 1
-            feed.taken.clear()
+            taken.clear()
+            cells: list[str] = []
             try:
                 cells = next(reader)
+                fault = _not_utf8(cells)
             except StopIteration:
                 return
             except csv.Error as error:
-                yield Line(first, b"\n".join(feed.taken), error=f"CSV is invalid: {error}")
-                continue
-            raw = b"\n".join(feed.taken)
-            fault = feed.pop_error() or _not_utf8(cells)
+                fault = f"CSV is invalid: {error}"
+            fault = next((line.error for line in taken if line.error), fault)
+            raw = b"\n".join([line.raw for line in taken])
             if fault:
                 yield Line(first, raw, error=fault)
             elif not self.names:
@@ -247,29 +219,6 @@ class CsvRows:
 
     def convert(self, decoded: Any, schema: pa.Schema) -> Any:
         return parse_csv_row(self.names, decoded, schema)
-
-
-class _Feed:
-    """Gives a CSV reader its lines as text and remembers their bytes."""
-
-    def __init__(self, lines: Iterator[Line]) -> None:
-        self._lines = lines
-        self._error = ""
-        self.taken: list[bytes] = []
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.taken.append(line.raw)
-        self._error = self._error or line.error
-        # Bytes that are no UTF-8 become lone surrogates here and are refused with their row.
-        return line.raw.decode("utf-8", "surrogateescape") + "\n"
-
-    def pop_error(self) -> str:
-        error, self._error = self._error, ""
-        return error
 
 
 def _not_utf8(cells: Sequence[str]) -> str:

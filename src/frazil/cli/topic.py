@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from frazil.cli.lake import agreed, in_words_of_the_command
-from frazil.cli.output import print_json, print_table, size_text
+from frazil.cli.output import agreed, naming_the_option, print_json, print_table, size_text
 from frazil.cli.session import session_of
 from frazil.engine import Topic
 from frazil.errors import InvalidRequest
@@ -241,7 +240,7 @@ def alter(
         try:
             topic = engine.alter_topic(name, confirm=confirm, **changes)
         except InvalidRequest as error:
-            raise in_words_of_the_command(error) from None
+            raise naming_the_option(error) from None
         session.show(engine.describe(topic.name), f"topic {topic.name} is changed")
 
 

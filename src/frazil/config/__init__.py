@@ -25,7 +25,13 @@ from frazil.config.settings import (
     json_schema,
     load_settings,
 )
-from frazil.config.sources import environment_entries, file_entries, parse_assignments
+from frazil.config.sources import (
+    environment_entries,
+    file_entries,
+    parse_assignments,
+    read_bytes,
+    text_of,
+)
 from frazil.config.values import SecretText, resolve
 
 __all__ = [
@@ -57,6 +63,8 @@ __all__ = [
     "json_schema",
     "load_settings",
     "parse_assignments",
+    "read_bytes",
     "read_documents",
     "resolve",
+    "text_of",
 ]

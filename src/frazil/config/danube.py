@@ -1,26 +1,21 @@
-"""Danube's broker file as settings of Frazil: text in, text out, and a word about every key.
+"""Danube's broker file as settings of Frazil, with a report of every key.
 
-A key is mapped, dropped with a reason, or `not yet`: it has a place in Frazil, which does not exist
-so far. References to the environment stay references. Whatever the file says, the text that comes
-out is one that Frazil accepts: a value that is refused becomes a comment with the reason.
+A key is mapped, or dropped with the reason. References to the environment stay references. The
+result is always accepted by Frazil: a refused value becomes a comment with the reason.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 import yaml
 
 from frazil.config.settings import describe, load_settings
 from frazil.config.values import references
 from frazil.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from frazil.config.values import SettingInfo
 
 __all__ = [
     "CLOUD",
@@ -44,10 +39,6 @@ CLOUD: Final = f"{WAL_CLOUD}.cloud"
 Convert = Callable[[object], Mapping[str, object]]
 
 
-_LEAST: Final = 1e-9
-"""A nanosecond: what is less would become a text of hundreds of zeros, or 0, which may differ."""
-
-
 class Rule(NamedTuple):
     """Turns the value of one key into settings by their names."""
 
@@ -64,8 +55,6 @@ def _times(target: str, factor: float, *also: tuple[str, object]) -> Rule:
     def convert(value: object) -> Mapping[str, object]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidRequest("is not a number that could be converted, set it by hand")
-        if 0 < value * factor < _LEAST:
-            raise InvalidRequest("is too small a number, set it by hand")
         return {target: value * factor, **dict(also)}
 
     return Rule(target, convert)
@@ -117,12 +106,9 @@ _PERIODIC: Final = ("log.sync", "periodic")
 _WAL_CLOUD: Final = {
     "wal.dir": _same("data_dir"),
     "wal.file_sync.interval_ms": _times("log.sync_interval_s", 0.001, _PERIODIC),
-    "wal.file_sync.max_batch_bytes": _same("log.sync_bytes_max", _PERIODIC),
     "wal.rotation.max_bytes": _same("log.segment_bytes_max"),
-    "wal.rotation.max_hours": _times("log.segment_age_max_s", 3600),
     "wal.retention.time_minutes": _times("log.retention_age_s", 60),
     "wal.retention.size_mb": _times("log.retention_bytes", _MIB),
-    "wal.retention.check_interval_minutes": _times("log.retention_check_s", 60),
     "uploader.enabled": _same("objects.default"),
     "uploader.interval_seconds": _times("objects.interval_s", 1),
     "uploader.max_object_mb": _times("objects.object_bytes_max", _MIB),
@@ -172,22 +158,13 @@ _ICEBERG: Final = {
     "wal.base_path": _same("data_dir"),
     "wal.max_file_size": _same("log.segment_bytes_max"),
     "wal.sync_mode": Rule("log.sync", _sync_mode),
-    "writer.batch_size": _same("lake.writer.batch_size"),
     "writer.flush_interval_ms": _times("lake.writer.flush_interval", 0.001),
-    "writer.max_memory_bytes": _same("lake.writer.max_memory_bytes"),
 }
-
-
-def _namespaces(value: object) -> Mapping[str, object]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise InvalidRequest("is not a list of names, set it by hand")
-    return {"serve.bootstrap_namespaces": ",".join(value)}
 
 
 RULES: Final[Mapping[str, Rule]] = {
     **{f"{WAL_CLOUD}.{key}": rule for key, rule in _WAL_CLOUD.items()},
     **{f"{ICEBERG}.{key}": rule for key, rule in _ICEBERG.items()},
-    "bootstrap_namespaces": Rule("serve.bootstrap_namespaces", _namespaces),
     "storage.type": Rule(
         "lake.default", lambda value: {"lake.default": True} if value == "iceberg" else {}
     ),
@@ -195,15 +172,25 @@ RULES: Final[Mapping[str, Rule]] = {
 """The keys that become settings, whatever else the file says."""
 
 DROPPED: Final[Mapping[str, str]] = {
+    "bootstrap_namespaces": (
+        "namespaces are made with CreateNamespace; default and system are always there"
+    ),
     f"{WAL_CLOUD}.wal.file_name": "segments of the log are named by their numbers",
     f"{WAL_CLOUD}.wal.cache_capacity": (
         "counts messages of each topic; memory.budget_bytes bounds the bytes of all topics"
     ),
+    f"{WAL_CLOUD}.wal.file_sync.max_batch_bytes": (
+        "the periodic mode also syncs after each 10 MB that were written"
+    ),
+    f"{WAL_CLOUD}.wal.rotation.max_hours": "a segment of the log is rotated after an hour",
+    f"{WAL_CLOUD}.wal.retention.check_interval_minutes": "retention is checked once a minute",
     f"{WAL_CLOUD}.cloud.project": "a bucket is found without its project",
     f"{WAL_CLOUD}.uploader.root_prefix": (
         "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
         "metadata.etcd.prefix"
     ),
+    f"{ICEBERG}.writer.batch_size": "Spark reads 10,000 rows at a time",
+    f"{ICEBERG}.writer.max_memory_bytes": "writers take a quarter of lake.worker.heap_bytes",
     f"{ICEBERG}.reader.poll_interval_ms": "readers are told of new records, nothing is polled",
     f"{ICEBERG}.reader.max_concurrent_reads": ("requests to a store are bounded together, at 16"),
     f"{ICEBERG}.reader.prefetch_size": (
@@ -231,13 +218,11 @@ def rule_of(key: str, *, backend: str) -> Rule | str:
     return "is not about storage; docs/broker.md says how a broker is set up"
 
 
-TEXT_CHARACTERS_MAX: Final = 1 << 20
 KEYS_MAX: Final = 10_000
 LEVELS_MAX: Final = 8
 SECTIONS: Final = (WAL_CLOUD, ICEBERG)
-
-_UNPRINTABLE: Final = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
-"""What JSON leaves as it is in a text, and YAML would not."""
+UNIT_CHARACTERS_MAX: Final = 20
+"""A longer text with a unit is written as a number: tiny ones would have hundreds of zeros."""
 
 _SCALAR_ERRORS: Final = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError)
 
@@ -259,20 +244,12 @@ class Left(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """What came of one document."""
+    """One document as settings."""
 
     text: str
     """A settings file that `frazil config check` accepts."""
     mapped: tuple[Mapped, ...]
     dropped: tuple[Left, ...]
-    not_yet: tuple[Left, ...]
-
-
-class _Wish(NamedTuple):
-    """A setting that a key asks for."""
-
-    key: str
-    value: object
 
 
 def read_documents(text: str) -> list[Mapping[str, object]]:
@@ -281,17 +258,12 @@ def read_documents(text: str) -> list[Mapping[str, object]]:
     Raises:
         InvalidRequest: if it is not YAML, too large, or has no storage section at all.
     """
-    if len(text) > TEXT_CHARACTERS_MAX:
-        raise InvalidRequest("file is too large", characters_max=TEXT_CHARACTERS_MAX)
     try:
         roots = [root for root in yaml.safe_load_all(text) if root is not None]
     except RecursionError as error:
         raise InvalidRequest("file is nested too deeply") from error
     except _SCALAR_ERRORS as error:
-        mark = getattr(error, "problem_mark", None)
-        reason = getattr(error, "problem", None) or str(error)
-        line = {} if mark is None else {"line": mark.line + 1}
-        raise InvalidRequest("file is not valid YAML", reason=reason, **line) from error
+        raise InvalidRequest("file is not valid YAML", reason=error) from error
     documents: list[Mapping[str, object]] = []
     for number, root in enumerate(roots, start=1):
         if not isinstance(root, dict):
@@ -311,30 +283,6 @@ def read_documents(text: str) -> list[Mapping[str, object]]:
     return documents
 
 
-def import_danube(document: Mapping[str, object], *, source: str) -> Imported:
-    """Return the settings that say what one document of a Danube file said.
-
-    Args:
-        document: the keys of the document, from `read_documents`.
-        source: the file's name, for the heading.
-    """
-    backend = str(document.get(f"{CLOUD}.backend") or "")
-    draft = _Draft()
-    for key, value in document.items():
-        rule = rule_of(key, backend=backend)
-        if isinstance(rule, str):
-            draft.dropped.append(Left(key, rule))
-        elif value is None:
-            draft.unset.append(Mapped(key, rule.target, "default"))
-        else:
-            try:
-                draft.ask(key, rule.target, rule.convert(value))
-            except InvalidRequest as error:
-                draft.dropped.append(Left(key, f"{error.message} (setting {rule.target})"))
-    draft.settle()
-    return Imported(_text(draft, source), draft.mapped(), tuple(draft.dropped), tuple(draft.yet))
-
-
 def _leaves(node: Mapping[object, object], above: str, level: int) -> Iterator[tuple[str, object]]:
     if level > LEVELS_MAX:
         raise InvalidRequest("file is nested too deeply", levels_max=LEVELS_MAX)
@@ -346,100 +294,85 @@ def _leaves(node: Mapping[object, object], above: str, level: int) -> Iterator[t
             yield key, value
 
 
-class _Ask(NamedTuple):
-    """What one key asks for: its own setting, and others that this one needs beside it."""
+def import_danube(document: Mapping[str, object], *, source: str) -> Imported:
+    """Return the settings that say what one document of a Danube file said.
 
-    key: str
-    target: str
-    wanted: Mapping[str, object]
-
-
-class _Draft:
-    """The settings as they are put together; each belongs to the key that asked for it first."""
-
-    def __init__(self) -> None:
-        self.wishes: dict[str, _Wish] = {}
-        self.unset: list[Mapped] = []
-        self.dropped: list[Left] = []
-        self.yet: list[Left] = []
-        self.comments: list[str] = []
-        self._asks: dict[str, _Ask] = {}
-        self._targets: dict[str, str] = {}
-
-    def ask(self, key: str, target: str, wanted: Mapping[str, object]) -> None:
-        """Take what a key asks for, if there are such settings."""
-        absent = [name for name in wanted if name not in _INFOS]
-        if absent:
-            self._postpone(key, wanted, absent)
-        else:
-            self._asks[key] = _Ask(key, target, wanted)
-
-    def settle(self) -> None:
-        """Take out the keys that Frazil refuses, with all they ask for, until it accepts the rest.
-
-        What a refused key asked for first may be another's then, so the rest is laid out again.
-        """
-        while True:
-            doubled = self._lay_out()
-            overrides = {
-                name: _plain(wish.value)
-                for name, wish in self.wishes.items()
-                if _INFOS[name].kind in {"text", "secret"} or not references(wish.value)
-            }
-            try:
-                load_settings(environment={}, overrides=overrides)
-            except InvalidRequest as error:
-                names = [str(error.details.get(name)) for name in ("key", "against")]
-                found = next((name for name in names if name in self.wishes), None)
-                if found is None:
-                    raise
-                self._refuse(found, error)
+    Args:
+        document: the keys of the document, from `read_documents`.
+        source: the file's name, for the heading.
+    """
+    backend = str(document.get(f"{CLOUD}.backend") or "")
+    targets: dict[str, str] = {}
+    asked: dict[str, Mapping[str, object]] = {}
+    dropped: list[Left] = []
+    for key, value in document.items():
+        rule = rule_of(key, backend=backend)
+        if isinstance(rule, str):
+            dropped.append(Left(key, rule))
+            continue
+        try:
+            wanted = {} if value is None else rule.convert(value)
+            if wanted.keys() <= _INFOS.keys():
+                asked[key], targets[key] = wanted, rule.target
             else:
-                self.dropped += doubled
-                return
+                dropped.append(Left(key, f"there is no setting {rule.target}"))
+        except (InvalidRequest, OverflowError) as error:
+            dropped.append(Left(key, f"{error} (setting {rule.target})"))
+    chosen = _settled(asked, targets, dropped)
+    mapped = tuple(
+        Mapped(key, targets[key], _shown(targets[key], chosen)) for key in document if key in asked
+    )
+    return Imported(_text(chosen, dropped, source), mapped, tuple(dropped))
 
-    def mapped(self) -> tuple[Mapped, ...]:
-        """Return what became of the keys that are settings now."""
-        found = []
-        for key, target in self._targets.items():
-            wish = self.wishes.get(target)
-            shown = "default" if wish is None else _shown(_INFOS[target], wish.value)
-            found.append(Mapped(key, target, shown))
-        return (*found, *self.unset)
 
-    def _lay_out(self) -> list[Left]:
-        """Give each setting to its key; returns the keys whose setting is another's.
+def _settled(
+    asked: dict[str, Mapping[str, object]], targets: Mapping[str, str], dropped: list[Left]
+) -> dict[str, object]:
+    """Return the settings; keys that Frazil refuses are dropped until it accepts the rest.
 
-        `memory` for metadata goes over the etcd named beside it.
-        """
-        self.wishes, self._targets = {}, {}
+    A setting belongs to the first key that asks for it, which may be refused: then the rest is
+    laid out again. `memory` for metadata overrides an etcd that the file names as well.
+    """
+    while True:
+        owners: dict[str, str] = {}
+        chosen: dict[str, object] = {}
         doubled = []
-        for key, target, wanted in self._asks.values():
-            taken = self.wishes.get(target)
-            if taken is not None and target in wanted and target != "metadata.backend":
-                doubled.append(Left(key, f"{target} is already set by {taken.key}"))
+        for key, wanted in asked.items():
+            target = targets[key]
+            if target in wanted and target in chosen and target != "metadata.backend":
+                doubled.append(Left(key, f"{target} is already set by {owners[target]}"))
                 continue
-            self._targets[key] = target
             for name, value in wanted.items():
-                if name not in self.wishes or name == target:
-                    self.wishes[name] = _Wish(key, value)
-        return doubled
+                if name == target or name not in chosen:
+                    owners[name], chosen[name] = key, _plain(value)
+        found = _refused(chosen)
+        if found is None:
+            break
+        setting, reason = found
+        dropped.append(Left(owners[setting], reason))
+        del asked[owners[setting]]
+    for left in doubled:
+        del asked[left.key]
+    dropped += doubled
+    return chosen
 
-    def _postpone(self, key: str, wanted: Mapping[str, object], absent: Iterable[str]) -> None:
-        self.yet.append(Left(key, f"there is no setting {', '.join(absent)} yet"))
-        self.comments += [f"not yet: {name}: {_scalar(wanted[name])}" for name in wanted]
 
-    def _refuse(self, name: str, error: InvalidRequest) -> None:
-        wish = self.wishes[name]
-        info = _INFOS[name]
-        if info.kind == "choice":
-            self.yet.append(Left(wish.key, f"{name} has no choice {_shown(info, wish.value)} yet"))
-            self.comments.append(f"not yet: {name}: {_scalar(wish.value)}")
-        else:
-            allowed = error.details.get("allowed") or error.details.get("against") or ""
-            reason = f"{error.message} (setting {name}" + (f", {allowed})" if allowed else ")")
-            self.dropped.append(Left(wish.key, reason))
-        del self._asks[wish.key]
+def _refused(chosen: Mapping[str, object]) -> tuple[str, str] | None:
+    """Return a setting that Frazil refuses and why; None if it accepts all of them."""
+    overrides = {
+        name: value
+        for name, value in chosen.items()
+        if _INFOS[name].kind in {"text", "secret"} or not references(value)
+    }
+    try:
+        load_settings(environment={}, overrides=overrides)
+    except InvalidRequest as error:
+        details = error.details
+        setting = next(str(details[n]) for n in ("key", "against") if details.get(n) in chosen)
+        limits = (details.get(name) for name in ("allowed", "nearest", "against"))
+        allowed = next((f", {each}" for each in limits if each), "")
+        return setting, f"{error.message} (setting {setting}{allowed})"
+    return None
 
 
 def _plain(value: object) -> object:
@@ -449,43 +382,31 @@ def _plain(value: object) -> object:
     return value
 
 
-def _shown(info: SettingInfo, value: object) -> str:
-    try:
-        settings = load_settings(environment={}, overrides={info.path: _plain(value)})
-    except InvalidRequest:
-        # Alone it may contradict a default; the value itself was accepted or is reported.
-        return info.shown(_plain(value))
-    return info.shown(settings.values()[info.path])
+def _shown(setting: str, chosen: Mapping[str, object]) -> str:
+    if setting not in chosen:
+        return "default"
+    value, info = chosen[setting], _INFOS[setting]
+    return info.shown(float(value) if info.kind == "duration" and type(value) is int else value)
 
 
-def _text(draft: _Draft, source: str) -> str:
+def _text(chosen: Mapping[str, object], dropped: list[Left], source: str) -> str:
+    tree: dict[str, Any] = {}
+    for path in _INFOS:
+        if path in chosen:
+            *sections, name = path.split(".")
+            node = tree
+            for section in sections:
+                node = node.setdefault(section, {})
+            shown = _shown(path, chosen)
+            has_unit = (
+                _INFOS[path].kind in {"size", "duration"} and len(shown) < UNIT_CHARACTERS_MAX
+            )
+            node[name] = shown if has_unit else chosen[path]
     lines = [f"# Settings of Frazil, made from {json.dumps(source)} by `frazil config import`."]
-    open_sections: tuple[str, ...] = ()
-    for info in describe():
-        if info.path not in draft.wishes:
-            continue
-        *sections, name = info.path.split(".")
-        for depth, section in enumerate(sections):
-            if tuple(sections[: depth + 1]) != open_sections[: depth + 1]:
-                lines.append(f"{'  ' * depth}{section}:")
-        open_sections = tuple(sections)
-        indent = "  " * len(sections)
-        lines.append(f"{indent}{name}: {_written(info, draft.wishes[info.path].value)}")
-    lines += [f"# {comment}" for comment in draft.comments]
-    lines += [f"# dropped: {_line(left.key)}: {_line(left.reason)}" for left in draft.dropped]
+    if tree:
+        lines.append(yaml.safe_dump(tree, sort_keys=False, width=math.inf).rstrip())
+    lines += [f"# dropped: {_line(left.key)}: {_line(left.reason)}" for left in dropped]
     return "\n".join(lines) + "\n"
-
-
-def _written(info: SettingInfo, value: object) -> str:
-    """Write a value as YAML: with its unit, or quoted."""
-    if info.kind in {"size", "duration"} and not isinstance(value, str):
-        return _shown(info, value)
-    return _scalar(value)
-
-
-def _scalar(value: object) -> str:
-    text = json.dumps(_plain(value), ensure_ascii=False, default=str)
-    return _UNPRINTABLE.sub(lambda match: f"\\U{ord(match[0]):08X}", text)
 
 
 def _line(text: str) -> str:

@@ -52,29 +52,14 @@ class LogSettings(Section):
     segment_bytes_max: Bytes = setting(
         128 * MIB, "A segment is sealed when it has this many bytes.", low=64 * KIB, high=16 * GIB
     )
-    segment_age_max_s: Seconds = setting(
-        HOUR, "A segment with data is sealed at this age.", low=0.1, high=30 * DAY
-    )
     sync: SyncMode = setting(
         "commit", "When a publish is acked: after its sync, before a periodic one, or without any."
     )
     sync_interval_s: Seconds = setting(
         1.0, "In periodic mode the log is synced at least this often.", low=0, high=HOUR
     )
-    sync_bytes_max: Bytes = setting(
-        10_000_000, "In periodic mode the log is also synced after so much.", low=1, high=TIB
-    )
-    marker_delay_s: Seconds = setting(
-        0.02, "An idle log writes a sync marker after this pause.", low=0, high=MINUTE
-    )
     queue_bytes_max: Bytes = setting(
         64 * MIB, "So many bytes may wait for the writer.", low=KIB, high=64 * GIB
-    )
-    queue_records_max: Count = setting(
-        100_000, "So many records may wait for the writer.", low=1, high=100_000_000
-    )
-    queue_wait_s: Seconds = setting(
-        5.0, "A publish waits so long for room in the queue before it is refused.", low=0, high=HOUR
     )
     write_bytes_max: Bytes = setting(
         10 * MIB,
@@ -85,14 +70,8 @@ class LogSettings(Section):
     compression: Literal["none", "lz4", "zstd"] = setting(
         "none", "How the bodies of frames are compressed."
     )
-    prefill_bytes: Bytes = setting(
-        256 * KIB, "The file is filled with zeros so far ahead of the data.", low=0, high=GIB
-    )
     reserve_offsets: Count = setting(
         1_000_000, "So many offsets of a topic are reserved at once.", low=1, high=1 << 40
-    )
-    rows_arrow_min: Count = setting(
-        32, "A group of at least so many rows becomes an Arrow frame.", low=1, high=1_000_000
     )
     retention_age_s: Seconds = setting(
         48 * HOUR, "Data that no hold needs is kept for this long.", low=0, high=36_500 * DAY
@@ -105,9 +84,6 @@ class LogSettings(Section):
         "A larger journal frees its oldest segments before their time, unless a hold needs them.",
         low=MIB,
         high=1 << 60,
-    )
-    retention_check_s: Seconds = setting(
-        60.0, "How often retention looks for segments to free.", low=0.01, high=DAY
     )
     on_full: OnFull = setting(
         "block",
@@ -124,24 +100,6 @@ class LogSettings(Section):
     )
     free_ratio_min: Ratio = setting(
         0.05, "Publishing stops when a smaller share of the disk is free.", low=0, high=0.9
-    )
-    free_check_s: Seconds = setting(
-        1.0, "How often the room on the disk is looked at.", low=0.01, high=HOUR
-    )
-    free_hysteresis_ratio: Ratio = setting(
-        0.1, "Publishing resumes when free room exceeds the mark by this share.", low=0, high=10
-    )
-    scrub_interval_s: Seconds = setting(
-        DAY, "Each sealed segment is read and verified this often.", low=1, high=3650 * DAY
-    )
-    open_files_max: Count = setting(
-        64, "So many sealed segments are kept open for readers.", low=1, high=100_000
-    )
-    read_bytes: Bytes = setting(
-        4 * MIB,
-        "A read returns pieces of about this size unless told otherwise.",
-        low=KIB,
-        high=GIB,
     )
     allow_network_fs: Switch = setting(
         False, "Allow a data directory on a network file system, whose syncs may lie."
@@ -183,9 +141,6 @@ class EtcdSettings(Section):
     ca_file: str = setting("", "A file of authorities that the servers' certificates are of.")
     cert_file: str = setting("", "A file with the certificate that the broker shows.")
     key_file: str = setting("", "A file with the key of that certificate.")
-    timeout_s: Seconds = setting(
-        5.0, "A call to the servers must be answered after this time.", low=0.05, high=MINUTE
-    )
     lease_ttl_s: Seconds = setting(
         10.0,
         "A broker that is silent for so long loses its data to whoever asks for them.",
@@ -202,7 +157,6 @@ class MetadataSettings(Section):
         "Where metadata is kept; memory is rebuilt from the log at each start, etcd has what "
         "other machines may read.",
     )
-    quick_check: Switch = setting(True, "The store's file is checked at each start.")
     etcd: EtcdSettings = Field(default=EtcdSettings(), description="The backend etcd.")
 
 
@@ -224,9 +178,6 @@ class MemorySettings(Section):
     wait_s: Seconds = setting(
         5.0, "A publish waits so long for the end of red before it is refused.", low=0, high=HOUR
     )
-    rss_base_bytes: Bytes = setting(
-        512 * MIB, "The process may use this much in addition to the budget.", low=0, high=TIB
-    )
     flush_partition_bytes: Bytes = setting(
         128 * MIB, "A topic is flushed when a partition has so much to flush.", low=1, high=TIB
     )
@@ -235,9 +186,6 @@ class MemorySettings(Section):
     )
     flush_offsets: Count = setting(
         100_000, "A topic is flushed above so many offsets to flush.", low=1, high=1 << 40
-    )
-    flush_changes: Count = setting(
-        10_000, "A topic is flushed above so many changes to flush.", low=1, high=1 << 40
     )
 
 
@@ -256,21 +204,11 @@ class DiskSettings(Section):
     commit_partition_bytes: Bytes = setting(
         128 * MIB, "A commit is due when a partition has so much staged.", low=1, high=TIB
     )
-    commit_small_files: Count = setting(
-        10, "A commit is due above so many small files.", low=1, high=1_000_000
-    )
-    commit_deletes: Count = setting(
-        10_000, "A commit is due above so many deletes.", low=1, high=1 << 40
-    )
-    commit_bytes: Bytes = setting(10**9, "A commit is due above so much staged.", low=1, high=TIB)
 
 
 class LakeCatalogSettings(Section):
     """The catalog that says where the tables are."""
 
-    kind: Literal["embedded"] = setting(
-        "embedded", "Which catalog: embedded is Frazil's own beside the data."
-    )
     port: Count = setting(
         8181, "The embedded catalog listens here, or on the next free port.", low=0, high=65535
     )
@@ -279,14 +217,8 @@ class LakeCatalogSettings(Section):
 class LakeWriterSettings(Section):
     """How records become files of a table."""
 
-    batch_size: Count = setting(
-        10_000, "So many rows are handed over in one Arrow batch.", low=1, high=1_000_000
-    )
     flush_interval: Seconds = setting(
         MINUTE, "A commit is due when the last one is longer ago.", low=0.1, high=DAY
-    )
-    max_memory_bytes: Bytes = setting(
-        256 * MIB, "The writers of one commit hold at most this much.", low=MIB, high=TIB
     )
     target_file_bytes: Bytes = setting(
         128 * MIB, "Files of a table are made about so large.", low=MIB, high=64 * GIB

@@ -12,26 +12,12 @@ from typing import Final
 
 from pydantic import ValidationInfo, field_validator
 
-from frazil.config.values import (
-    HOUR,
-    KIB,
-    MIB,
-    Bytes,
-    Count,
-    Seconds,
-    Section,
-    Switch,
-    setting,
-)
-from frazil.errors import InvalidRequest
-from frazil.model import full_topic_name
+from frazil.config.values import Count, Section, Switch, setting
 
 __all__ = ["LOOPBACK", "AuthSettings", "ServeSettings", "is_loopback"]
 
 LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65_535
-NAMESPACES_AT_BOOT: Final = ("default", "system")
-NAMESPACES_LISTED_MAX: Final = 1_000
 
 _URL: Final = re.compile(
     r"https?://(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(?::(?P<port>[0-9]{1,5}))?\Z"
@@ -46,10 +32,6 @@ def _is_place(host: str, port: str | None) -> bool:
         except ValueError:
             return False
     return port is None or 0 < int(port) <= PORT_MAX
-
-
-def _listed(names: str) -> list[str]:
-    return [name.strip() for name in names.split(",")] if names.strip() else []
 
 
 def is_loopback(host: str) -> bool:
@@ -69,11 +51,12 @@ class ServeSettings(Section):
     port: Count = setting(
         6650, "Clients connect to this port; 0 is any free one.", low=0, high=65535
     )
-    admin_host: str = setting(LOOPBACK, "Administration listens on this address.")
+    admin_host: str = setting(
+        LOOPBACK, "Administration, health and metrics listen on this address."
+    )
     admin_port: Count = setting(
         50051, "Administration listens on this port; 0 is any free one.", low=0, high=65535
     )
-    http_host: str = setting(LOOPBACK, "Health and metrics listen on this address.")
     http_port: Count = setting(
         9040, "Health and metrics listen on this port; 0 is any free one.", low=0, high=65535
     )
@@ -90,32 +73,11 @@ class ServeSettings(Section):
     advertised_url: str = setting(
         "", "Lookups answer this URL, http(s)://host[:port]; empty is the address to connect to."
     )
-    request_bytes_max: Bytes = setting(
-        4 * MIB, "A request has at most this many bytes.", low=KIB, high=64 * MIB
-    )
     connections_max: Count = setting(
         1_000, "So many connections are open at once, in all.", low=1, high=1_000_000
     )
-    connections_client_max: Count = setting(
-        500, "One address has at most so many connections.", low=1, high=1_000_000
-    )
-    bootstrap_namespaces: str = setting(
-        "", "These namespaces are always there, besides default and system; commas between them."
-    )
-    producers_max: Count = setting(
-        1_000, "A topic has at most so many producers.", low=1, high=1_000_000
-    )
-    subscriptions_max: Count = setting(
-        1_000, "A topic has at most so many subscriptions.", low=1, high=1_000_000
-    )
-    consumers_max: Count = setting(
-        1_000, "A subscription has at most so many consumers.", low=1, high=1_000_000
-    )
     requests_s_max: Count = setting(
         200_000, "One client makes at most so many requests a second.", low=1, high=1_000_000_000
-    )
-    drain_s: Seconds = setting(
-        10.0, "When the broker stops, calls under way get so long.", low=0, high=HOUR
     )
 
     @field_validator("advertised_url")
@@ -137,27 +99,6 @@ class ServeSettings(Section):
             )
         return url
 
-    @field_validator("bootstrap_namespaces")
-    @classmethod
-    def _check_namespaces(cls, names: str) -> str:
-        """Refuse names that no topic could be in."""
-        listed = _listed(names)
-        for name in listed:
-            try:
-                is_plain = full_topic_name(f"/{name}/topic") == f"/{name}/topic"
-            except InvalidRequest:
-                is_plain = False
-            if not is_plain:
-                raise ValueError("must be names of letters, digits, '_' and '-', commas between")
-        if len(listed) > NAMESPACES_LISTED_MAX:
-            raise ValueError(f"must be {NAMESPACES_LISTED_MAX} names at most")
-        return names
-
-    @property
-    def namespaces_at_boot(self) -> tuple[str, ...]:
-        """The namespaces that nobody has to make, and nobody can delete."""
-        return tuple(dict.fromkeys((*NAMESPACES_AT_BOOT, *_listed(self.bootstrap_namespaces))))
-
     @property
     def tls(self) -> bool:
         """Whether a certificate is set."""
@@ -166,7 +107,7 @@ class ServeSettings(Section):
     @property
     def hosts(self) -> tuple[str, ...]:
         """Every address that is listened on."""
-        return (self.host, self.admin_host, self.http_host)
+        return (self.host, self.admin_host)
 
     @property
     def exposed(self) -> tuple[str, ...]:
@@ -174,10 +115,10 @@ class ServeSettings(Section):
         return tuple(host for host in dict.fromkeys(self.hosts) if not is_loopback(host))
 
     def share_a_port(self, one: str, other: str) -> bool:
-        """Tell whether two listeners, by their prefixes, are set to one port of one address."""
+        """Return whether two listeners are set to one port of one address."""
         places = [
-            (getattr(self, f"{prefix}host"), getattr(self, f"{prefix}port"))
-            for prefix in (one, other)
+            (self.host if name == "port" else self.admin_host, getattr(self, name))
+            for name in (one, other)
         ]
         return places[0] == places[1] and places[0][1] != 0
 

@@ -12,6 +12,7 @@ import copy
 import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, Self
 
@@ -39,8 +40,9 @@ from frazil.config.sources import (
     Entry,
     environment_entries,
     environment_name,
+    file_entries,
     flag_entries,
-    read_settings_file,
+    read_bytes,
     with_variables,
 )
 from frazil.config.values import (
@@ -173,7 +175,10 @@ def load_settings(
     """
     variables = os.environ if environment is None else environment
     path = file if file is not None else variables.get("FRAZIL_CONFIG")
-    entries = _looked_up(read_settings_file(path), variables, look_up=look_up) if path else []
+    entries = []
+    if path:
+        found = file_entries(read_bytes(path), file=path)
+        entries = _looked_up(found, variables, look_up=look_up)
     entries += environment_entries(variables)
     entries += flag_entries(overrides or {})
     return _settled(entries)
@@ -362,12 +367,6 @@ _RULES: Final = (
         lambda s: s.log.sync_interval_s <= 0,
     ),
     _Rule(
-        "a segment must hold what is filled ahead",
-        "log.prefill_bytes",
-        "log.segment_bytes_max",
-        lambda s: s.log.prefill_bytes > s.log.segment_bytes_max,
-    ),
-    _Rule(
         "the budget must hold the largest write",
         "memory.budget_bytes",
         "log.write_bytes_max",
@@ -410,7 +409,7 @@ _RULES: Final = (
             "serve.insecure",
             _exposed_unsafely(name),
         )
-        for name in ("host", "admin_host", "http_host")
+        for name in ("host", "admin_host")
     ),
     _Rule(
         "a certificate and its key are set together",
@@ -427,17 +426,11 @@ _RULES: Final = (
     *(
         _Rule(
             "two listeners cannot share an address and port",
-            f"serve.{one}port",
-            f"serve.{other}port",
+            f"serve.{one}",
+            f"serve.{other}",
             _share_a_port(one, other),
         )
-        for one, other in (("", "admin_"), ("", "http_"), ("admin_", "http_"))
-    ),
-    _Rule(
-        "a request must hold the largest message",
-        "serve.request_bytes_max",
-        "topics.message_bytes_max",
-        lambda s: s.serve.request_bytes_max < s.topics.message_bytes_max,
+        for one, other in combinations(("port", "admin_port", "http_port"), 2)
     ),
     _Rule(
         "authentication needs keys or the secret of tokens, or nobody could do anything",

@@ -22,7 +22,8 @@ __all__ = [
     "file_entries",
     "flag_entries",
     "parse_assignments",
-    "read_settings_file",
+    "read_bytes",
+    "text_of",
     "with_variables",
 ]
 
@@ -110,31 +111,39 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, object]:
     return overrides
 
 
-def read_settings_file(path: str) -> list[Entry]:
-    """Return the settings of a YAML file; each origin is `path:line`.
+def read_bytes(path: str) -> bytes:
+    """Return the bytes of a YAML file, at most one more than a file may have.
 
     Raises:
         NotFound: if there is no such file.
-        InvalidRequest: if it cannot be read, is larger than 1 MiB, or is not plain YAML.
+        InvalidRequest: if it cannot be read.
     """
     try:
         with open(path, "rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
+            return file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError as error:
         raise NotFound("settings file does not exist", file=path) from error
     except (OSError, ValueError) as error:
         raise InvalidRequest("settings file cannot be read", file=path, reason=error) from error
-    return file_entries(data, file=path)
 
 
-def file_entries(data: bytes, *, file: str) -> list[Entry]:
-    """Return the settings in the bytes of a YAML file; `file` is its name in origins."""
+def text_of(data: bytes, *, file: str) -> str:
+    """Return the text of a YAML file; `file` is its name in errors."""
     if len(data) > FILE_BYTES_MAX:
         raise InvalidRequest("settings file is too large", file=file, bytes_max=FILE_BYTES_MAX)
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidRequest("settings file is not UTF-8", file=file, byte=error.start) from error
+
+
+def file_entries(data: bytes, *, file: str) -> list[Entry]:
+    """Return the settings in the bytes of a YAML file; each origin is `file:line`.
+
+    Raises:
+        InvalidRequest: if it is larger than 1 MiB, or is not plain YAML.
+    """
+    text = text_of(data, file=file)
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()

@@ -18,25 +18,12 @@ from frazil.engine.inspection import (
     LostRange,
     frames_of,
     inspect_journal,
-    journal_directories,
     locked_for_reading,
     verify_segment,
 )
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.registry import Registry
-from frazil.engine.requests import (
-    Call,
-    CollectObjects,
-    Create,
-    Drop,
-    List,
-    ListObjects,
-    MakeBackup,
-    Policy,
-    Reset,
-    decode_call,
-    encode_call,
-)
+from frazil.engine.requests import Call, decode_call, encode_call
 from frazil.engine.stats import oldest_kept_by, replace_run_file
 from frazil.engine.topic import Topic
 from frazil.subscribe import Delivery
@@ -47,22 +34,14 @@ __all__ = [
     "AsyncPartitionedTopic",
     "AsyncTopic",
     "Call",
-    "CollectObjects",
-    "Create",
     "Delivery",
-    "Drop",
     "Engine",
     "FrameFacts",
     "JournalFacts",
-    "List",
-    "ListObjects",
     "LostRange",
-    "MakeBackup",
     "PartitionedTopic",
-    "Policy",
     "Registry",
     "Report",
-    "Reset",
     "Step",
     "Topic",
     "decode_call",
@@ -71,7 +50,6 @@ __all__ = [
     "examine_store",
     "frames_of",
     "inspect_journal",
-    "journal_directories",
     "locked_for_reading",
     "oldest_kept_by",
     "open_async",

@@ -1,7 +1,7 @@
-"""The API for asyncio. Publishing shares the engine's queue, without a thread per call.
+"""The API for asyncio. `append`, readers and deliveries wait on the event loop, without a thread.
 
-`append`, readers and deliveries wait on the event loop. Every other call is the plain one in a
-worker thread; publishes enter it only after they were admitted, so that no thread waits for memory.
+Every other call is the plain one in a worker thread; publishes enter it only after they were
+admitted, so that no thread waits for memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, c
 from frazil.engine.engine import Engine, open_engine
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.topic import Topic, TopicHandle
-from frazil.errors import Closed, FrazilError, NotFound
+from frazil.errors import Closed, NotFound
 from frazil.log import PLAIN
 from frazil.model import Ack
 from frazil.subscribe import Delivery, Inbox, Part, ack_all, attach, checked_wait, detach, let_go
 from frazil.topic import (
     WAITED_FOR,
     AsyncReader,
-    joined_ack,
     wait_admitted_async,
     wait_reached_async,
     waker,
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
     from frazil.log.codec import Entry
     from frazil.query import Result
-    from frazil.topic import Prepared, TopicRuntime
+    from frazil.topic import TopicRuntime
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -350,40 +349,8 @@ class AsyncTopic(_AsyncHandle):
             await wait_reached_async(ack, [(runtime, found)])
         return found
 
-    @_as(Topic.append_many)
-    async def append_many(self, records: Iterable[Any], **options: Any) -> Ack:
-        """Publish records in order; see `Topic.append_many`."""
-        return await self._append_prepared(self._runtime.prepare_many(records), **options)
-
-    @_as(Topic.append_arrow)
-    async def append_arrow(self, data: object, **options: Any) -> Ack:
-        """Publish Arrow data; see `Topic.append_arrow`."""
-        return await self._append_prepared(self._runtime.prepare_arrow(data), **options)
-
-    async def _append_prepared(
-        self,
-        prepared: list[Prepared],
-        *,
-        ack: str | None = None,
-        producer: str | None = None,
-        sequence: int | None = None,
-        producer_epoch: int = 0,
-    ) -> Ack:
-        runtime = self._runtime
-        sender = runtime.sender(ack, producer, sequence, producer_epoch)
-        await wait_admitted_async(runtime)
-        futures: list[asyncio.Future[Ack]] = [self._loop.create_future() for _each in prepared]
-        entries = runtime.entries(prepared, futures, sender)
-        await when_room_async(self._queue, lambda: self._queue.submit_all(entries) or None)
-        results: list[Ack | FrazilError] = []
-        for each in await asyncio.gather(*futures, return_exceptions=True):
-            if isinstance(each, BaseException) and not isinstance(each, FrazilError):
-                raise each
-            results.append(each)
-        found = joined_ack(results)
-        await wait_reached_async(ack, [(runtime, found)])
-        return found
-
+    append_many = _published(Topic.append_many)
+    append_arrow = _published(Topic.append_arrow)
     insert = _published(Topic.insert)
     upsert = _published(Topic.upsert)
     update = _published(Topic.update)
@@ -398,30 +365,12 @@ class AsyncTopic(_AsyncHandle):
     @_as(Topic.read)
     def read(self, start: Any = "earliest", **options: Any) -> AsyncReader:
         """Read batches up to the head as it is now: `async for batch in topic.read()`."""
-        return self._reader(start, follow=False, **options)
+        return AsyncReader(self._runtime, start=start, follow=False, **options)
 
     @_as(Topic.tail)
     def tail(self, start: Any = "latest", **options: Any) -> AsyncReader:
         """Read batches and wait for new ones: `async for batch in topic.tail()`."""
-        return self._reader(start, follow=True, **options)
-
-    def _reader(
-        self,
-        start: Any,
-        *,
-        follow: bool,
-        limit: int | None = None,
-        bytes_max: int | None = None,
-        timeout_s: float | None = None,
-    ) -> AsyncReader:
-        return AsyncReader(
-            self._runtime,
-            start=start,
-            follow=follow,
-            limit=limit,
-            bytes_max=bytes_max,
-            timeout_s=timeout_s,
-        )
+        return AsyncReader(self._runtime, start=start, follow=True, **options)
 
 
 class AsyncPartitionedTopic(_AsyncHandle):

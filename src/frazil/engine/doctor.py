@@ -5,6 +5,7 @@ Findings are plain values; `frazil doctor` prints them. Opening the directory re
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -21,7 +22,6 @@ from frazil.engine.inspection import (
     JournalFacts,
     LostRange,
     inspect_journal,
-    journal_directories,
     locked_for_reading,
     verify_segment,
 )
@@ -41,6 +41,7 @@ __all__ = ["Finding", "Report", "examine"]
 
 Level = Literal["info", "warning", "damage"]
 OPEN_FILES_MIN: Final = 4096
+JOURNAL: Final = "journal"
 REASON_BYTES_MAX: Final = 1 << 20
 PLAIN_FILES: Final = ("LOCK", "meta.db", "meta.db-lock", "meta.db-journal", "ballast")
 RESTORE: Final = (
@@ -58,30 +59,20 @@ class Finding:
     advice: str = ""
 
 
-@attrs.frozen
-class MetadataFacts:
-    """The metadata compared with the log."""
-
-    state: Literal["current", "older", "newer", "missing", "damaged", "unreadable"]
-    detail: str
-    topics: int = 0
-    lost: tuple[LostRange, ...] = ()
-    """Offsets that the metadata knows to be durable and that no journal has."""
-
-
 @attrs.define
 class Report:
-    """What a directory looks like."""
+    """The state of a data directory."""
 
     path: str
     writer: str = ""
     findings: list[Finding] = attrs.Factory(list)
-    journals: list[JournalFacts] = attrs.Factory(list)
+    journal: JournalFacts | None = None
     lost: list[LostRange] = attrs.Factory(list)
     quarantined: list[dict[str, Any]] = attrs.Factory(list)
     files: int = 0
-    """Files of the disk tier that were looked at."""
-    metadata: MetadataFacts | None = None
+    """Files of the disk tier that were examined."""
+    metadata: dict[str, Any] | None = None
+    """`state` of the metadata compared with the log, `detail`, and the count of `topics`."""
 
     @property
     def health(self) -> str:
@@ -107,16 +98,13 @@ def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = Tru
         _check_machine(report, settings, file_system)
         _check_plain_files(report, file_system)
         try:
-            directories = journal_directories(file_system, paths)
+            report.journal = inspect_journal(file_system, paths)
         except OSError as error:
-            report.add("damage", "directory", f"cannot be listed: {error}", "check its rights")
-            directories = []
-        for name, directory in directories:
-            facts = inspect_journal(file_system, directory, name=name)
-            report.journals.append(facts)
-            _check_journal(report, facts)
+            report.add("damage", "directory", f"cannot be read: {error}", "check its rights")
+        if report.journal is not None:
+            _check_journal(report, report.journal)
             if read_all and not access.writer:
-                _verify(report, facts)
+                _verify(report, report.journal)
         _check_quarantine(report, file_system, paths)
         if not access.writer:
             _check_files(report, file_system, paths, read_all=read_all)
@@ -214,20 +202,20 @@ def _check_rights(report: Report) -> None:
 
 def _check_journal(report: Report, facts: JournalFacts) -> None:
     if facts.error:
-        report.add("damage", facts.name, f"cannot be read: {facts.error}", RESTORE)
+        report.add("damage", JOURNAL, f"cannot be read: {facts.error}", RESTORE)
         return
     report.lost += facts.lost
     for warning in facts.warnings:
-        report.add("damage", facts.name, warning, RESTORE)
+        report.add("damage", JOURNAL, warning, RESTORE)
     for path in facts.hopeless:
         what = f"{path} holds nothing that can be read"
-        report.add("damage", facts.name, what, "the next opening puts it into quarantine")
+        report.add("damage", JOURNAL, what, "the next opening puts it into quarantine")
     if facts.bytes_torn:
         what = f"{facts.bytes_torn} bytes behind the last whole frame: a crash cut a write short"
-        report.add("info", facts.name, what, "nothing: they were never acked and will be cut")
-    versions = sorted({segment.format_version for segment in facts.segments})
+        report.add("info", JOURNAL, what, "nothing: they were never acked and will be cut")
+    versions = sorted({segment["format_version"] for segment in facts.segments})
     what = f"{len(facts.segments)} segments, format {versions}, lsn {facts.lsn}"
-    report.add("info", facts.name, what)
+    report.add("info", JOURNAL, what)
 
 
 def _verify(report: Report, facts: JournalFacts) -> None:
@@ -241,7 +229,7 @@ def _verify(report: Report, facts: JournalFacts) -> None:
         _frames, problems, lost = verify_segment(facts, each, successor)
         for problem in problems:
             what = f"segment {each.segment.id}: {problem}"
-            report.add("damage", facts.name, what, "restore the file from a copy")
+            report.add("damage", JOURNAL, what, "restore the file from a copy")
         report.lost += [each_lost for each_lost in lost if each_lost not in report.lost]
 
 
@@ -249,9 +237,7 @@ def _verify(report: Report, facts: JournalFacts) -> None:
 
 
 def _check_quarantine(report: Report, file_system: FileSystem, paths: DataDirectory) -> None:
-    places = [paths.quarantine]
-    places += [f"{facts.directory}/quarantine" for facts in report.journals]
-    for place in places:
+    for place in (paths.quarantine, f"{paths.journal}/quarantine"):
         try:
             if file_system.stat(place) is None:
                 continue
@@ -344,23 +330,23 @@ def _read_rows(file_system: FileSystem, path: str) -> None:
 
 
 def _check_metadata(report: Report, paths: DataDirectory) -> None:
-    facts = report.metadata = _metadata_facts(paths.metadata, report.journals)
+    state, detail, topics = _metadata_state(paths.metadata, report)
+    report.metadata = {"state": state, "detail": detail, "topics": topics}
     advice = "open the directory: the metadata is made again from the log"
-    if facts.state in ("damaged", "unreadable"):
-        report.add("warning", "metadata", f"{facts.state}: {facts.detail}", advice)
-    elif facts.state == "newer":
-        report.lost += [lost for lost in facts.lost if lost not in report.lost]
-        report.add("damage", "metadata", facts.detail, RESTORE)
-    elif facts.state == "missing" and not any(each.segments for each in report.journals):
+    if state in ("damaged", "unreadable"):
+        report.add("warning", "metadata", f"{state}: {detail}", advice)
+    elif state == "newer":
+        report.add("damage", "metadata", detail, RESTORE)
+    elif state == "missing" and (report.journal is None or not report.journal.segments):
         report.add("info", "metadata", "the directory is empty: nothing was published yet")
     else:
-        report.add("info", "metadata", facts.detail, advice if facts.state != "current" else "")
+        report.add("info", "metadata", detail, advice if state != "current" else "")
 
 
-def _metadata_facts(path: str, journals: list[JournalFacts]) -> MetadataFacts:
+def _metadata_state(path: str, report: Report) -> tuple[str, str, int]:
     """Compare a copy of the metadata with the log: opening a file of SQLite may change it."""
     if not os.path.lexists(path):
-        return MetadataFacts("missing", "there is none")
+        return "missing", "there is none", 0
     with tempfile.TemporaryDirectory(prefix="frazil-doctor-") as directory:
         try:
             shutil.copyfile(path, f"{directory}/meta.db")
@@ -369,39 +355,34 @@ def _metadata_facts(path: str, journals: list[JournalFacts]) -> MetadataFacts:
             store = SqliteStore.open(
                 f"{directory}/meta.db", file_system=RealFileSystem(), clock=SystemClock()
             )
-        except CorruptionError as error:
-            return MetadataFacts("damaged", str(error))
-        except (FrazilError, OSError) as error:
-            return MetadataFacts("unreadable", str(error))
-        try:
-            return _compared(store, journals)
-        except FrazilError as error:
-            return MetadataFacts("damaged", str(error))
-        finally:
-            store.close()
+            with contextlib.closing(store):
+                return _compared(store, report)
+        except (CorruptionError, OSError, FrazilError) as error:
+            return (
+                ("damaged" if isinstance(error, CorruptionError) else "unreadable"),
+                str(error),
+                0,
+            )
 
 
-def _compared(store: MetadataStore, journals: list[JournalFacts]) -> MetadataFacts:
+def _compared(store: MetadataStore, report: Report) -> tuple[str, str, int]:
+    """Compare the metadata with the log; offsets that only the metadata knows are lost."""
     if store.get(SHARED_ID) is not None:
-        return MetadataFacts("current", "topics and schemas are in etcd, which was not read")
+        return "current", "topics and schemas are in etcd, which was not read", 0
     known, ends = known_topics(store)
-    heads: dict[int, int] = {}
+    journal = report.journal or JournalFacts("")
     # A journal without segments has no id.
-    applied = {
-        each.name: (store.applied_lsn(each.journal_id) or 0) if each.journal_id else 0
-        for each in journals
-    }
-    for journal in journals:
-        for topic_id, topic in journal.topics.items():
-            heads[topic_id] = max(heads.get(topic_id, 0), int(topic["next"]))
-    lost = tuple(
-        LostRange(topic_id, known[topic_id][0].name, heads.get(topic_id, 0), end, "log ends before")
-        for topic_id, end in ends.items()
-        if end > heads.get(topic_id, 0) and not any(journal.error for journal in journals)
-    )
-    text = ", ".join(f"{each.name} lsn {applied[each.name]} of {each.lsn}" for each in journals)
-    if lost or any(applied[each.name] > each.lsn for each in journals):
-        return MetadataFacts("newer", f"newer than the log: {text}", len(known), lost)
-    if any(applied[each.name] < each.lsn for each in journals):
-        return MetadataFacts("older", f"older than the log: {text}", len(known))
-    return MetadataFacts("current", f"in line with the log, {len(known)} topics", len(known))
+    applied = (store.applied_lsn(journal.journal_id) or 0) if journal.journal_id else 0
+    lost = []
+    for topic_id, end in ends.items():
+        head = int(journal.topics.get(topic_id, {}).get("next", 0))
+        if end > head and not journal.error:
+            name = known[topic_id][0].name
+            lost.append(LostRange(topic_id, name, head, end, "log ends before"))
+    report.lost += [each for each in lost if each not in report.lost]
+    text = f"lsn {applied} of {journal.lsn}"
+    if lost or applied > journal.lsn:
+        return "newer", f"newer than the log: {text}", len(known)
+    if applied < journal.lsn:
+        return "older", f"older than the log: {text}", len(known)
+    return "current", f"in line with the log, {len(known)} topics", len(known)

@@ -207,7 +207,6 @@ class Engine(Registry):
             TableCodec(
                 schemas,
                 limits=self._limits,
-                rows_arrow_min=self.settings.log.rows_arrow_min,
                 options=self._options,
                 primary_key=primary_key,
             )

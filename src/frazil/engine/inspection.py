@@ -24,26 +24,13 @@ __all__ = [
     "FrameFacts",
     "JournalFacts",
     "LostRange",
-    "SegmentFacts",
-    "TopicRange",
     "frames_of",
     "inspect_journal",
-    "journal_directories",
     "locked_for_reading",
     "verify_segment",
 ]
 
 OPEN_FILES_MAX = 16
-
-
-class TopicRange(NamedTuple):
-    """The offsets `[first, end)` of a topic in one segment, and the bytes of their frames."""
-
-    topic_id: int
-    topic: str
-    first: int
-    end: int
-    bytes: int
 
 
 class LostRange(NamedTuple):
@@ -56,33 +43,15 @@ class LostRange(NamedTuple):
     reason: str
 
 
-@attrs.frozen
-class SegmentFacts:
-    """One segment file."""
-
-    id: int
-    path: str
-    bytes: int
-    body_end: int
-    sealed: bool
-    generation: int
-    format_version: int
-    lsn_first: int
-    lsn_last: int
-    created_us: int
-    topics: tuple[TopicRange, ...]
-    damage: tuple[str, ...]
-
-
 @attrs.define
 class JournalFacts:
     """The journal of a data directory, as found."""
 
-    name: str
     directory: str
     journal_id: str = ""
     lsn: int = 0
-    segments: list[SegmentFacts] = attrs.Factory(list)
+    segments: list[dict[str, Any]] = attrs.Factory(list)
+    """Each segment file with its topics' offsets `[first, end)` in it, ready for JSON."""
     topics: dict[int, dict[str, Any]] = attrs.Factory(dict)
     bytes_torn: int = 0
     warnings: list[str] = attrs.Factory(list)
@@ -95,17 +64,17 @@ class JournalFacts:
 
 
 class Access(NamedTuple):
-    """Whether a directory may be looked at in peace."""
+    """Whether a directory can be inspected without a writer."""
 
     writer: str = ""
-    """Who has it open; empty if nobody has."""
+    """The process that has it open; empty if none has."""
     fault: str = ""
-    """Why the lock could not be looked at."""
+    """Why the lock could not be taken."""
 
 
 @contextlib.contextmanager
 def locked_for_reading(file_system: FileSystem, paths: DataDirectory) -> Iterator[Access]:
-    """Keep writers out while a directory is looked at, or name its writer.
+    """Keep writers out while a directory is inspected, or name its writer.
 
     Nothing is created: where there is no lock file, there is no writer.
 
@@ -130,17 +99,16 @@ def locked_for_reading(file_system: FileSystem, paths: DataDirectory) -> Iterato
             handle.release()
 
 
-def journal_directories(file_system: FileSystem, paths: DataDirectory) -> list[tuple[str, str]]:
-    """Return name and path of each journal's directory that there is, the shared one first."""
-    found = []
-    if file_system.stat(paths.journal) is not None:
-        found.append(("journal", paths.journal))
-    return found
+def inspect_journal(file_system: FileSystem, paths: DataDirectory) -> JournalFacts | None:
+    """Survey the journal; faults are part of the result. None if there is no journal.
 
-
-def inspect_journal(file_system: FileSystem, directory: str, *, name: str) -> JournalFacts:
-    """Survey one journal; whatever is wrong with it stands in the result."""
-    facts = JournalFacts(name, directory)
+    Raises:
+        OSError: if the data directory cannot be read.
+    """
+    directory = paths.journal
+    if file_system.stat(directory) is None:
+        return None
+    facts = JournalFacts(directory)
     survey = Survey(
         file_system,
         directory,
@@ -176,28 +144,29 @@ def inspect_journal(file_system: FileSystem, directory: str, *, name: str) -> Jo
     return facts
 
 
-def _segment_facts(found: Found, facts: JournalFacts) -> SegmentFacts:
+def _segment_facts(found: Found, facts: JournalFacts) -> dict[str, Any]:
     segment, header = found.segment, found.header
     ranges = []
     for topic_id in sorted(segment.topics):
         summary = segment.summary(topic_id)
         if summary is not None:
-            name = _topic_name(facts, topic_id)
-            ranges.append(TopicRange(topic_id, name, summary[0], summary[1], summary[2]))
-    return SegmentFacts(
-        id=segment.id,
-        path=found.path,
-        bytes=found.size,
-        body_end=segment.body_end,
-        sealed=found.sealed,
-        generation=header.generation,
-        format_version=header.format_version,
-        lsn_first=header.previous_lsn + 1,
-        lsn_last=segment.lsn_last,
-        created_us=header.created_us,
-        topics=tuple(ranges),
-        damage=tuple(found.damaged),
-    )
+            first, end, size, *_ = summary
+            named = {"topic_id": topic_id, "topic": _topic_name(facts, topic_id)}
+            ranges.append({**named, "first": first, "end": end, "bytes": size})
+    return {
+        "id": segment.id,
+        "path": found.path,
+        "bytes": found.size,
+        "body_end": segment.body_end,
+        "sealed": found.sealed,
+        "generation": header.generation,
+        "format_version": header.format_version,
+        "lsn_first": header.previous_lsn + 1,
+        "lsn_last": segment.lsn_last,
+        "created_us": header.created_us,
+        "topics": ranges,
+        "damage": list(found.damaged),
+    }
 
 
 def _topic_name(facts: JournalFacts, topic_id: int) -> str:

@@ -1,12 +1,13 @@
-"""Calls as values: what a command asks of an engine, here or in a broker.
+"""Calls as values: requests of commands to an engine, here or in a broker.
 
-They are about subscriptions, but for those about backups and objects.
+They are about subscriptions, backups and objects.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -19,61 +20,129 @@ if TYPE_CHECKING:
     from frazil.objects import Descriptor
     from frazil.topic import Start
 
-__all__ = [
-    "Call",
-    "CollectObjects",
-    "Create",
-    "Drop",
-    "List",
-    "ListObjects",
-    "MakeBackup",
-    "Policy",
-    "Reset",
-    "decode_call",
-    "encode_call",
+__all__ = ["Call", "decode_call", "encode_call"]
+
+Name = Literal[
+    "list", "create", "reset", "drop", "policy", "backup", "list_objects", "collect_objects"
 ]
+NAMED: Final = ("create", "reset", "drop", "policy")
+"""Calls about one subscription: they need its topic and name."""
 
 
-class ListObjects(msgspec.Struct, tag_field="call", tag="list_objects", forbid_unknown_fields=True):
-    """Tell what each topic has in the object store, or every object of one topic."""
+class Call(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A call with the arguments that it has a use for; `_CALLS` says what each does."""
 
+    call: Name
     topic: str | None = None
-
-    def perform(self, engine: Engine) -> Any:
-        """Return it, ready for JSON."""
-        _check_store(engine)
-        if self.topic is None:
-            found = engine.objects.status()["topics"]
-            return [{"topic": name, **each} for name, each in sorted(found.items())]
-        handle = engine.topic(self.topic)
-        parts = [handle] if isinstance(handle, Topic) else handle.parts
-        return [
-            _described(part.name, descriptor)
-            for part in parts
-            for descriptor in engine.objects.catalog.topic(part.runtime.state.id).descriptors
-        ]
-
-
-class CollectObjects(
-    msgspec.Struct, tag_field="call", tag="collect_objects", forbid_unknown_fields=True
-):
-    """Condemn objects that nothing needs, and delete those that were condemned before."""
-
+    """None: a list or backup is about all topics."""
+    name: str = ""
+    type: str = "shared"
+    start: int | str = "latest"
+    to: int | str | None = None
+    policy: dict[str, int | str | None] = {}
+    max_unacked: int | None = None
+    flush: bool = True
+    timeout_s: float = 45.0
+    """How long a backup waits for the uploads."""
     dry_run: bool = True
-    topic: str | None = None
-    """None: it is about all topics."""
+
+    def __post_init__(self) -> None:
+        if self.call in NAMED and not (self.topic and self.name):
+            raise ValueError("topic and name are needed")
+        if self.call == "reset" and self.to is None:
+            raise ValueError("to is needed")
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the call changes nothing."""
+        if self.call == "policy":
+            return not self.policy and self.max_unacked is None
+        return self.call in ("list", "list_objects") or (
+            self.call == "collect_objects" and self.dry_run
+        )
 
     def perform(self, engine: Engine) -> Any:
-        """Do so, or describe what would be done; ready for JSON."""
-        _check_store(engine)
-        found = engine.objects.retention.collector.cycle(dry_run=self.dry_run)
-        return {
-            "dry_run": self.dry_run,
-            "deleted": [{"key": row.key, "why": row.why} for row in found.deleted],
-            "condemned": [{"key": meta.key, "bytes": meta.size} for meta in found.condemned],
-            "spared": found.spared,
-            "suspended": found.suspended,
-        }
+        """Perform the call and return its result, ready for JSON."""
+        return _CALLS[self.call](engine, self)
+
+
+def _list(engine: Engine, call: Call) -> Any:
+    """Describe the subscriptions of a topic, or of all topics."""
+    topics = engine.topics() if call.topic is None else [call.topic]
+    return [each for topic in topics for each in engine.subscriptions.describe(topic)]
+
+
+def _create(engine: Engine, call: Call) -> Any:
+    topic = call.topic or ""
+    engine.subscriptions.create(topic, call.name, type=call.type, start=_start(call.start))
+    described = engine.subscriptions.describe(topic)
+    return next(each for each in described if each["name"] == call.name)
+
+
+def _reset(engine: Engine, call: Call) -> Any:
+    """Move a subscription; return the offset of each part."""
+    return engine.subscriptions.reset(call.topic or "", call.name, _start(call.to or 0))
+
+
+def _drop(engine: Engine, call: Call) -> Any:
+    engine.subscriptions.drop(call.topic or "", call.name)
+    return {"dropped": call.name}
+
+
+def _policy(engine: Engine, call: Call) -> Any:
+    """Return a subscription's failure policy and window, changed first where a value is given."""
+    topic = call.topic or ""
+    policy = engine.subscriptions.alter(
+        topic, call.name, policy=call.policy or None, max_unacked=call.max_unacked
+    )
+    window = engine.subscriptions.window(topic, call.name)
+    return {**policy_facts(policy), "max_unacked": window}
+
+
+def _backup(engine: Engine, call: Call) -> Any:
+    """Upload durable records, then back the metadata up to the object store."""
+    uploaded = engine.objects.flush(timeout_s=call.timeout_s) if call.flush else {}
+    return {**engine.objects.backup(), "uploaded": uploaded}
+
+
+def _list_objects(engine: Engine, call: Call) -> Any:
+    """Describe what each topic has in the object store, or every object of one topic."""
+    _check_store(engine)
+    if call.topic is None:
+        found = engine.objects.status()["topics"]
+        return [{"topic": name, **each} for name, each in sorted(found.items())]
+    handle = engine.topic(call.topic)
+    parts = [handle] if isinstance(handle, Topic) else handle.parts
+    return [
+        _described(part.name, descriptor)
+        for part in parts
+        for descriptor in engine.objects.catalog.topic(part.runtime.state.id).descriptors
+    ]
+
+
+def _collect_objects(engine: Engine, call: Call) -> Any:
+    """Condemn objects that nothing needs, and delete those that were condemned before."""
+    _check_store(engine)
+    found = engine.objects.retention.collector.cycle(dry_run=call.dry_run)
+    return {
+        "dry_run": call.dry_run,
+        "deleted": [{"key": row.key, "why": row.why} for row in found.deleted],
+        "condemned": [{"key": meta.key, "bytes": meta.size} for meta in found.condemned],
+        "spared": found.spared,
+        "suspended": found.suspended,
+    }
+
+
+_CALLS: Final[dict[str, Callable[[Engine, Call], Any]]] = {
+    "list": _list,
+    "create": _create,
+    "reset": _reset,
+    "drop": _drop,
+    "policy": _policy,
+    "backup": _backup,
+    "list_objects": _list_objects,
+    "collect_objects": _collect_objects,
+}
 
 
 def _described(name: str, found: Descriptor) -> dict[str, Any]:
@@ -99,94 +168,7 @@ def _check_store(engine: Engine) -> None:
         raise InvalidRequest("no object store is set, see objects.store and objects.root")
 
 
-class List(msgspec.Struct, tag_field="call", tag="list", forbid_unknown_fields=True):
-    """Tell about the subscriptions of a topic, or of all topics."""
-
-    topic: str | None = None
-
-    def perform(self, engine: Engine) -> Any:
-        """Return them, ready for JSON."""
-        topics = engine.topics() if self.topic is None else [self.topic]
-        return [each for topic in topics for each in engine.subscriptions.describe(topic)]
-
-
-class Create(msgspec.Struct, tag_field="call", tag="create", forbid_unknown_fields=True):
-    """Make a subscription."""
-
-    topic: str
-    name: str
-    type: str = "shared"
-    start: int | str = "latest"
-
-    def perform(self, engine: Engine) -> Any:
-        """Make it and return it, ready for JSON."""
-        place = _place(self.start)
-        engine.subscriptions.create(self.topic, self.name, type=self.type, start=place)
-        (found,) = [
-            each for each in engine.subscriptions.describe(self.topic) if each["name"] == self.name
-        ]
-        return found
-
-
-class Reset(msgspec.Struct, tag_field="call", tag="reset", forbid_unknown_fields=True):
-    """Put a subscription somewhere else."""
-
-    topic: str
-    name: str
-    to: int | str
-
-    def perform(self, engine: Engine) -> Any:
-        """Put it there and return the offset of each part, ready for JSON."""
-        return engine.subscriptions.reset(self.topic, self.name, _place(self.to))
-
-
-class Drop(msgspec.Struct, tag_field="call", tag="drop", forbid_unknown_fields=True):
-    """Remove a subscription."""
-
-    topic: str
-    name: str
-
-    def perform(self, engine: Engine) -> Any:
-        """Remove it."""
-        engine.subscriptions.drop(self.topic, self.name)
-        return {"dropped": self.name}
-
-
-class Policy(msgspec.Struct, tag_field="call", tag="policy", forbid_unknown_fields=True):
-    """Tell a subscription's failure policy and window, changed first where something is given."""
-
-    topic: str
-    name: str
-    policy: dict[str, int | str | None] = {}
-    max_unacked: int | None = None
-
-    def perform(self, engine: Engine) -> Any:
-        """Change them, if so, and return both, ready for JSON."""
-        policy = engine.subscriptions.alter(
-            self.topic, self.name, policy=self.policy or None, max_unacked=self.max_unacked
-        )
-        window = engine.subscriptions.window(self.topic, self.name)
-        return {**policy_facts(policy), "max_unacked": window}
-
-
-class MakeBackup(msgspec.Struct, tag_field="call", tag="backup", forbid_unknown_fields=True):
-    """Upload what is durable, then back the metadata up to the object store."""
-
-    flush: bool = True
-    timeout_s: float = 45.0
-    """How long to wait for the uploads."""
-    topic: str | None = None
-    """None: it is about all topics."""
-
-    def perform(self, engine: Engine) -> Any:
-        """Do so and return what the backup has, ready for JSON."""
-        uploaded = engine.objects.flush(timeout_s=self.timeout_s) if self.flush else {}
-        return {**engine.objects.backup(), "uploaded": uploaded}
-
-
-Call = List | Create | Reset | Drop | Policy | MakeBackup | ListObjects | CollectObjects
-
-_CALLS: Final = msgspec.json.Decoder(Call)
+_DECODER: Final = msgspec.json.Decoder(Call)
 
 
 def encode_call(call: Call) -> bytes:
@@ -201,20 +183,19 @@ def decode_call(data: bytes) -> Call:
         InvalidRequest: if it is none.
     """
     try:
-        found: Call = _CALLS.decode(data)
+        return _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(
             "this is no call about subscriptions, backups or objects", cause=error
         ) from error
-    return found
 
 
-def _place(given: int | str) -> Start:
+def _start(given: int | str) -> Start:
     if isinstance(given, int) or given in ("earliest", "latest"):
         return given
     try:
         return dt.datetime.fromisoformat(given)
     except ValueError as error:
         raise InvalidRequest(
-            "a place is earliest, latest, an offset or an ISO 8601 time", got=given
+            "a start is earliest, latest, an offset or an ISO 8601 time", got=given
         ) from error

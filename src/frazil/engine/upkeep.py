@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
 PAUSE_S: Final = 0.05
 METADATA_S: Final = 1.0
+FREE_CHECK_S: Final = 1.0
+"""How often the room on the disk is looked at."""
+RETENTION_CHECK_S: Final = 60.0
+"""How often retention looks for segments to free."""
+SCRUB_INTERVAL_S: Final = 86_400.0
+"""Each sealed segment is read and compared with its hash this often."""
 FOREVER: Final = 1 << 62
 NOT_DAMAGE: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors of a read that say nothing about the file."""
@@ -96,21 +102,21 @@ class Upkeep:
     def _pause_s(self) -> float:
         if self._engine.log.journal.to_seal:
             return PAUSE_S
-        return min(self._settings.free_check_s, self._settings.retention_check_s, 0.5)
+        return min(FREE_CHECK_S, RETENTION_CHECK_S, 0.5)
 
     def run_once(self) -> None:
         """Do what is due: seal, look at the disk, free, scrub."""
         self.task.run("seal", self.seal)
-        if self.task.is_due("space", self._settings.free_check_s):
+        if self.task.is_due("space", FREE_CHECK_S):
             self.task.run("space", self.check_space)
-        if self.task.is_due("retention", self._settings.retention_check_s):
+        if self.task.is_due("retention", RETENTION_CHECK_S):
             self.task.run("cursors", self._engine.cursors.follow)
             self.task.run("quota", self.check_quotas)
             self.task.run("retention", self.free)
             self.task.run("forget", self.forget_gone)
         if self._engine.metadata_failed and self.task.is_due("metadata", METADATA_S):
             self.task.run("metadata", self._engine.mend_metadata)
-        if self.task.is_due("scrub", min(self._settings.scrub_interval_s / 10, 60.0)):
+        if self.task.is_due("scrub", min(SCRUB_INTERVAL_S / 10, 60.0)):
             self.task.run("scrub", self.scrub)
 
     # -- tasks -----------------------------------------------------------------------------------
@@ -313,7 +319,7 @@ class Upkeep:
         now = self._engine.clock.monotonic()
         for segment in self._engine.log.journal.segments[:-1]:
             last = self._scrubbed.get(segment.path)
-            if last is not None and now - last < self._settings.scrub_interval_s:
+            if last is not None and now - last < SCRUB_INTERVAL_S:
                 continue
             self._scrubbed[segment.path] = now
             # A segment sealed or opened just now is due a whole interval later.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         decode_ranges,
         encode_ranges,
     )
-    from frazil.lake.jars import Jar, jars_directory, jars_of, kinds_for, prepare, take_jars
+    from frazil.lake.jars import Jar, jars_directory, prepare, take_jars
     from frazil.lake.java import cache_directory, find_java
     from frazil.lake.options import check_lake_columns, check_lake_topic, lake_missing
     from frazil.lake.originals import decode_original
@@ -111,8 +111,6 @@ __all__ = [
     "find_java",
     "iceberg_schema",
     "jars_directory",
-    "jars_of",
-    "kinds_for",
     "lake_missing",
     "plan_parts",
     "prepare",
@@ -137,7 +135,7 @@ _MODULES = {
         "decode_ranges",
         "encode_ranges",
     ),
-    "frazil.lake.jars": ("Jar", "jars_directory", "jars_of", "kinds_for", "prepare", "take_jars"),
+    "frazil.lake.jars": ("Jar", "jars_directory", "prepare", "take_jars"),
     "frazil.lake.java": ("cache_directory", "find_java"),
     "frazil.lake.options": ("check_lake_columns", "check_lake_topic", "lake_missing"),
     "frazil.lake.originals": ("decode_original",),

@@ -6,9 +6,9 @@ after a crash in the middle comes to the same: what is there is checked, what is
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
 from pyiceberg.exceptions import TableAlreadyExistsError
 from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionSpec
@@ -18,19 +18,16 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform, parse_transform
 
 from frazil.errors import CommitUnknown, Conflict, InvalidRequest, NotFound, Unavailable
-from frazil.lake.connection import CatalogAddress, calls, connect, load
+from frazil.lake.connection import calls, load
 from frazil.lake.evolve import compare, match
-from frazil.lake.plan import TableName
 from frazil.lake.table import (
     OFFSET_BEGIN,
     PROTOCOL,
     PROTOCOL_VERSION,
     SCHEMA_VERSION,
     TOPIC_ID,
-    TableState,
     end_key,
 )
-from frazil.lake.table_state import state_of
 from frazil.lake.types import (
     OFFSET,
     PART,
@@ -52,27 +49,12 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.lake.connection import Loaded
+    from frazil.lake.plan import TableName
     from frazil.lake.table import TableDefinition
 
-__all__ = ["Bound", "CatalogAddress", "bind", "connect", "table_properties"]
+__all__ = ["bind", "table_properties"]
 
 FORMAT_VERSION: Final = 2
-
-
-@frozen(kw_only=True)
-class Bound:
-    """A table that can be written: its names, what it said when it was looked at, and where it is.
-
-    `foreign` are the paths of columns that others added; they are filled with null.
-    """
-
-    table: TableName
-    location: str
-    created: bool
-    view: TableState
-    rejects: TableState
-    schema_version: int
-    foreign: tuple[str, ...] = ()
 
 
 def bind(
@@ -81,8 +63,8 @@ def bind(
     *,
     clock: Clock,
     columns: Callable[[int], pa.Schema] | None = None,
-) -> Bound:
-    """Make or check the table of a topic and its side table.
+) -> int:
+    """Make or check the table of a topic and its side table; return the version of its columns.
 
     An existing table may stand at an earlier version of the topic's columns, which `columns` then
     gives; `evolve` brings it further. Changed properties are left alone.
@@ -96,26 +78,14 @@ def bind(
     table = definition.table
     with calls("create namespace", namespace=table.namespace):
         catalog.create_namespace_if_not_exists((table.namespace,))
-    main, created = _made(catalog, table, lambda: _create_main(catalog, definition, clock))
+    main = _made(catalog, table, lambda: _create_main(catalog, definition, clock))
     found = _checked(table, main, definition)
-    foreign = _check_columns(table, found, definition, columns)
-    if not created:
-        _probe(catalog, main.config, found.location, clock)
+    version = _check_columns(table, found, definition, columns)
     # Only for a table that is this topic's: another's would get a side table of ours.
-    side, _ = _made(catalog, table.rejects, lambda: _create_rejects(catalog, definition, clock))
+    side = _made(catalog, table.rejects, lambda: _create_rejects(catalog, definition, clock))
     side_metadata = _checked(table.rejects, side, definition)
     compare(table.rejects, side_metadata.schema(), rejects_schema(partitioned=definition.parts > 0))
-    view = state_of(catalog, table, main)
-    assert view.schema_version is not None
-    return Bound(
-        table=table,
-        location=found.location,
-        created=created,
-        view=view,
-        rejects=state_of(catalog, table.rejects, side),
-        schema_version=view.schema_version,
-        foreign=foreign,
-    )
+    return version
 
 
 def table_properties(definition: TableDefinition, *, side: bool = False) -> dict[str, str]:
@@ -150,29 +120,25 @@ def table_properties(definition: TableDefinition, *, side: bool = False) -> dict
     return properties
 
 
-def _made(catalog: Catalog, table: TableName, create: Callable[[], None]) -> tuple[Loaded, bool]:
+def _made(catalog: Catalog, table: TableName, create: Callable[[], None]) -> Loaded:
     """Load a table, made first if there is none; another program may make it first."""
-    try:
-        return load(catalog, table), False
-    except NotFound:
-        pass
-    created = True
+    with contextlib.suppress(NotFound):
+        return load(catalog, table)
+    unknown: CommitUnknown | None = None
     try:
         with calls("create table", writes=True, table=table):
             create()
     except TableAlreadyExistsError:
-        created = False
+        pass
     except CommitUnknown as error:
         # It is there, or it is not: a table is made with all its properties or not at all.
-        try:
-            return load(catalog, table), True
-        except NotFound:
-            raise Unavailable(
-                "table could not be made, check lake.catalog and lake.warehouse",
-                table=table,
-                reason=error,
-            ) from error
-    return load(catalog, table), created
+        unknown = error
+    try:
+        return load(catalog, table)
+    except NotFound:
+        raise Unavailable(
+            "table could not be made, check lake.warehouse", table=table, reason=unknown
+        ) from unknown
 
 
 def _create_main(catalog: Catalog, definition: TableDefinition, clock: Clock) -> None:
@@ -202,7 +168,7 @@ def _new_location(
     """Return a directory of its own, without the topic's name, in a warehouse that takes files."""
     name = f"{definition.uid}-{clock.random_bytes(2).hex()}{suffix}"
     location = f"{definition.root.rstrip('/')}/{name}"
-    _probe(catalog, {}, location, clock)
+    _probe(catalog, location, clock)
     return location
 
 
@@ -254,18 +220,10 @@ def _checked(table: TableName, loaded: Loaded, definition: TableDefinition) -> T
             table=table,
             topic=definition.topic,
         )
-    if owner != definition.uid and table != definition.table:
-        raise Conflict(
-            "side table belongs to another topic: rename or drop it, then frazil lake resume",
-            table=table,
-            topic=definition.topic,
-            topic_id=definition.uid,
-            found=owner,
-        )
     if owner != definition.uid:
         raise Conflict(
-            "table belongs to another topic, one of that name before perhaps: rename or drop it, "
-            "or take it over with frazil lake adopt",
+            "table belongs to another topic, perhaps an earlier one of that name: rename or drop it, "
+            "then frazil lake resume, or take it over with frazil lake adopt",
             table=table,
             topic=definition.topic,
             topic_id=definition.uid,
@@ -295,8 +253,8 @@ def _check_columns(
     metadata: TableMetadata,
     definition: TableDefinition,
     columns: Callable[[int], pa.Schema] | None,
-) -> tuple[str, ...]:
-    """Compare a table's columns with the topic's at the version that the table has."""
+) -> int:
+    """Compare a table's columns with the topic's at the version that the table has; return it."""
     text = metadata.properties.get(SCHEMA_VERSION, "")
     if not text.isdecimal():
         raise Conflict(
@@ -317,15 +275,16 @@ def _check_columns(
         )
     else:
         schema = columns(version)
-    return match(table, metadata.schema(), schema, partitioned=definition.parts > 0)
+    match(table, metadata.schema(), schema, partitioned=definition.parts > 0)
+    return version
 
 
-def _probe(catalog: Catalog, config: dict[str, str], location: str, clock: Clock) -> None:
+def _probe(catalog: Catalog, location: str, clock: Clock) -> None:
     """Write, read and remove a small file in a table's directory."""
     path = f"{location}/metadata/.probe-{clock.random_bytes(8).hex()}"
     data = b"frazil"
     with calls("write to the warehouse", path=location):
-        io = load_file_io({**catalog.properties, **config}, location)
+        io = load_file_io(catalog.properties, location)
         with io.new_output(path).create(overwrite=True) as stream:
             stream.write(data)
         with io.new_input(path).open() as source:

@@ -27,6 +27,7 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
+from frazil.lake.catalog.address import CatalogAddress
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
@@ -40,20 +41,6 @@ __all__ = ["CatalogAddress", "Loaded", "calls", "connect", "load"]
 
 TIMEOUT_SECONDS: Final = 30.0
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
-
-
-class CatalogAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a catalog is. `properties` go to PyIceberg as they are; a token is never printed."""
-
-    kind: str = "rest"
-    uri: str
-    token: str = ""
-    warehouse: str = ""
-    properties: dict[str, str] = {}
-    timeout_seconds: float = TIMEOUT_SECONDS
-
-    def __repr__(self) -> str:
-        return f"CatalogAddress(kind={self.kind!r}, uri={self.uri!r})"
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -87,14 +74,9 @@ class _LimitedAdapter(HTTPAdapter):
 class RestTables(RestCatalog):
     """PyIceberg's REST catalog, with a time limit and the raw metadata."""
 
-    def __init__(self, address: CatalogAddress) -> None:
-        self._timeout_seconds = address.timeout_seconds
-        properties = {"uri": address.uri, **address.properties}
-        if address.token:
-            properties["token"] = address.token
-        if address.warehouse:
-            properties["warehouse"] = address.warehouse
-        super().__init__("frazil", **properties)
+    def __init__(self, address: CatalogAddress, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self._timeout_seconds = timeout_seconds
+        super().__init__("frazil", uri=address.uri, token=address.token)
 
     def _create_session(self) -> requests.Session:
         session = super()._create_session()
@@ -119,24 +101,18 @@ class RestTables(RestCatalog):
         return Loaded(bytes(found.metadata), found.config, found.metadata_location or "")
 
 
-def connect(address: CatalogAddress) -> Catalog:
+def connect(address: CatalogAddress, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Catalog:
     """Return a catalog that has answered once.
 
     Raises:
         InvalidRequest: the address or the token is wrong; the message names the setting.
         Unavailable: nothing answers there.
     """
-    if address.kind != "rest":
-        raise InvalidRequest(
-            "catalog kind is not known, set lake.catalog.kind to rest", kind=address.kind
-        )
     parts = urlsplit(address.uri)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidRequest(
-            "catalog address is no http address, correct lake.catalog.uri", uri=address.uri
-        )
+        raise InvalidRequest("catalog address is no http address, correct its uri", uri=address.uri)
     with calls("connect", uri=address.uri):
-        return RestTables(address)
+        return RestTables(address, timeout_seconds)
 
 
 def load(catalog: Catalog, table: TableName) -> Loaded:
@@ -199,7 +175,7 @@ def _meaning(error: Exception, *, writes: bool) -> Callable[..., FrazilError]:
         (
             (theirs.UnauthorizedError, theirs.ForbiddenError, theirs.OAuthError),
             InvalidRequest,
-            "catalog refuses the token, correct lake.catalog.token",
+            "catalog refuses the token, correct the token",
         ),
         ((theirs.CommitFailedException,), Conflict, "another program changed the table first"),
         (
@@ -210,12 +186,12 @@ def _meaning(error: Exception, *, writes: bool) -> Callable[..., FrazilError]:
         (
             _BUSY,
             Unavailable,
-            "catalog cannot be reached, check lake.catalog.uri and that it runs",
+            "catalog cannot be reached, check that it runs and where it listens",
         ),
         (
             (theirs.RESTError, *_UNREADABLE),
             InvalidRequest,
-            "answer is not that of an Iceberg catalog to this request, check lake.catalog.uri",
+            "answer is not that of an Iceberg catalog to this request, check its address",
         ),
     )
     for classes, meaning, message in meanings:

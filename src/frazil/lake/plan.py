@@ -228,11 +228,11 @@ WRITER_BYTES_MAX: Final = 128 << 20
 
 
 def plan_bytes(lake: LakeSettings) -> int:
-    """Return how much one plan may take, so that its writers keep to `max_memory_bytes`.
+    """Return how much one plan may take, so that its writers keep to a quarter of Java's heap.
 
     They never hold more than a row group each; if that is too much, they get less to write.
     """
-    memory = lake.writer.max_memory_bytes
+    memory = lake.worker.heap_bytes // 4
     enough = writers_of(lake.spark.conf) * WRITER_BYTES_MAX
     return PLAN_BYTES_MAX if memory >= enough else memory
 

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import Settings
     from frazil.fs import FileSystem
-    from frazil.lake.catalog.process import CatalogProcess
-    from frazil.lake.connection import CatalogAddress
+    from frazil.lake.catalog import CatalogAddress, CatalogProcess
     from frazil.lake.rejects import TopicRejects
     from frazil.lake.table import Ends
     from frazil.lake.tables import CatalogTables
@@ -681,12 +680,10 @@ class LakeCatalog:
         """
         from frazil.lake.tables import CatalogTables
 
-        address, root = self._found()
+        address = self.address()
         with self._lock:
             if self._tables is None or self._tables.address != address:
-                self._tables = CatalogTables(
-                    address, root=root, settings=self._settings, clock=self._clock
-                )
+                self._tables = CatalogTables(address, settings=self._settings, clock=self._clock)
             return self._tables
 
     def address(self) -> CatalogAddress:
@@ -695,17 +692,10 @@ class LakeCatalog:
         Raises:
             Unavailable: if it does not start.
         """
-        return self._found()[0]
-
-    def _found(self) -> tuple[CatalogAddress, str]:
-        """Return the address, and where the catalog has its warehouse."""
-        from frazil.lake.connection import CatalogAddress
-
         with self._lock:
             if self._closed:
                 raise Closed("the lake is closed")
-            found = self._running().wait_ready(timeout=READY_S)
-        return CatalogAddress(uri=found.uri, token=found.token or ""), found.warehouse
+            return self._running().wait_ready(timeout=READY_S)
 
     def _running(self) -> CatalogProcess:
         from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
@@ -765,7 +755,6 @@ class LakeCatalog:
     def describe(self) -> dict[str, Any]:
         """Return facts for people, ready for JSON."""
         return {
-            "kind": self._settings.lake.catalog.kind,
             "uri": self.uri(),
             "restarts": 0 if self._process is None else self._process.restarts,
             "warehouse": self._settings.lake.warehouse or self._paths.warehouse,

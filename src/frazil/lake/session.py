@@ -140,24 +140,17 @@ def _quoted(option: str) -> str:
 def _catalog_conf(catalog: CatalogAddress) -> dict[str, str]:
     prefix = f"spark.sql.catalog.{CATALOG_NAME}"
     values = {
-        "type": catalog.kind,
+        "type": "rest",
         "uri": catalog.uri,
         # A cached table would hide a commit of another program from the look before ours.
         "cache-enabled": "false",
-    }
-    if catalog.kind == "rest":
-        values |= {
-            "rest-metrics-reporting-enabled": "false",
-            "rest.client.connection-timeout-ms": str(CONNECT_MS),
-            "rest.client.socket-timeout-ms": str(ANSWER_MS),
-        }
-    if catalog.token:
+        "rest-metrics-reporting-enabled": "false",
+        "rest.client.connection-timeout-ms": str(CONNECT_MS),
+        "rest.client.socket-timeout-ms": str(ANSWER_MS),
         # The token is fixed; no server exchanges it for another one.
-        values |= {"token": catalog.token, "token-refresh-enabled": "false"}
-    if catalog.warehouse:
-        values["warehouse"] = catalog.warehouse
-    # What is meant for PyIceberg alone begins so.
-    values |= {key: value for key, value in catalog.properties.items() if key[:3] != "py-"}
+        "token": catalog.token,
+        "token-refresh-enabled": "false",
+    }
     return {
         prefix: "org.apache.iceberg.spark.SparkCatalog",
         **{f"{prefix}.{key}": value for key, value in values.items()},
@@ -245,8 +238,8 @@ def build_session(
         files.make_directory(os.path.join(run_dir, "scratch"))
         files.make_directory(os.path.dirname(log_path))
         properties = os.path.join(run_dir, "spark.properties")
-        put_file(properties, properties_text(conf), files)
-        put_file(os.path.join(run_dir, "log4j2.properties"), log_properties(log_path), files)
+        put_file(properties, properties_text(conf).encode(), files)
+        put_file(f"{run_dir}/log4j2.properties", log_properties(log_path).encode(), files)
     except OSError as error:
         raise Unavailable(
             "spark's run directory cannot be written", path=run_dir, error=error

@@ -56,11 +56,8 @@ class CatalogTables:
     Every call may raise `Unavailable`. `columns` gives the topic's columns at a version.
     """
 
-    def __init__(
-        self, address: CatalogAddress, *, root: str, settings: Settings, clock: Clock
-    ) -> None:
+    def __init__(self, address: CatalogAddress, *, settings: Settings, clock: Clock) -> None:
         self.address = address
-        self._root = root
         self._settings = settings
         self._clock = clock
         self._catalog = connect(address)
@@ -101,8 +98,8 @@ class CatalogTables:
             Conflict: it has other columns, another format or is of another topic.
         """
         size = self._settings.lake.writer.target_file_bytes
-        made = attrs.evolve(definition, root=self._root, target_file_bytes=size)
-        return bind(self._catalog, made, clock=self._clock, columns=columns).schema_version
+        made = attrs.evolve(definition, root=self.address.warehouse, target_file_bytes=size)
+        return bind(self._catalog, made, clock=self._clock, columns=columns)
 
     def evolve(self, definition: TableDefinition, columns: Callable[[int], pa.Schema]) -> int:
         """Bring the table's columns to the definition's version; return the one it has then.

@@ -48,7 +48,7 @@ __all__ = [
     "offset_text",
     "part_facts",
     "ranges_text",
-    "removals",
+    "removed_rows",
     "verify_topic",
 ]
 
@@ -65,7 +65,7 @@ _MEANINGS: Final[dict[Kind, str]] = {
     "missing": "offsets in neither the table nor its rejects",
     "doubled": "offsets that are there more than once",
     "altered": "rows that differ from the disk tier's",
-    "unmatched": "rows of the disk tier without their row in the table, or the other way round",
+    "unmatched": "rows of the table that the disk tier does not have at their offsets",
     "extra": "rows at offsets that have no record",
     "miscounted": "snapshots whose numbers of rows do not add up",
 }
@@ -245,16 +245,14 @@ def miscounted(line: Iterable[Snapshot], topic_id: str, *, side: bool = False) -
     return [Problem("miscounted", len(wrong), tuple(wrong[:SHOWN_MAX]))] if wrong else []
 
 
-def removals(line: Iterable[Snapshot], topic_id: str) -> list[tuple[Snapshot, int]]:
-    """Return the snapshots of others that removed rows, and by how many the table got smaller."""
-    found: list[tuple[Snapshot, int]] = []
+def removed_rows(line: Iterable[Snapshot], topic_id: str) -> int:
+    """Return by how many rows snapshots of others made the table smaller."""
+    found = 0
     for each in line:
-        if topic_id == each.summary.get(TOPIC_ID) or each.summary.get("operation") == "replace":
-            continue
-        rows = sum(each.number(key) for key in REMOVED)
-        if rows:
+        if topic_id != each.summary.get(TOPIC_ID) and each.summary.get("operation") != "replace":
             # Rows that were rewritten are added again.
-            found.append((each, max(rows - each.number("added-records"), 0)))
+            rows = sum(each.number(key) for key in REMOVED)
+            found += max(rows - each.number("added-records"), 0) if rows else 0
     return found
 
 

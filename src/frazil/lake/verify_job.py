@@ -52,7 +52,7 @@ from frazil.lake.verify import (
     miscounted,
     offset_text,
     ranges_text,
-    removals,
+    removed_rows,
 )
 from frazil.lake.watermark import watermarks
 from frazil.offsets import RangeSet
@@ -154,7 +154,6 @@ class _Rows:
         """Offsets that have no record, by part; another log may have had one there."""
         self._others = united(main.adopted, lost)
         """Offsets that the tiers have other records of, or have lost, by part."""
-        self._removals = removals(main.line, request.topic_id)
         self._excepted = united(main.skipped, self._others)
         self.unpinned: list[_Loaded] = []
         self._main = self._now(main)
@@ -201,11 +200,10 @@ class _Rows:
             self._check_keys(keys, "doubled", F.col("n") > 1)
             self._check_keys(keys, "extra", ~self._inside())
             self._count_declared(keys)
-            deleted = self._deleted(keys)
-            self._check_dense(keys, deleted)
+            self._check_dense(keys)
             progress("verify_rows")
             for staged in self._request.staged:
-                self._compare(self._clamped(staged), deleted)
+                self._compare(self._clamped(staged))
         finally:
             keys.unpersist()
 
@@ -256,42 +254,15 @@ class _Rows:
         if found.skipped:
             found.skipped -= keys.where(_within(skipped)).count()
 
-    def _deleted(self, keys: DataFrame) -> DataFrame | None:
-        """Return the offsets of rows that snapshots of others removed and that were not added again."""
-        kept = {each.snapshot_id for each in self._loaded.line}
-        frames: list[DataFrame] = []
-        for each, _removed in self._removals:
-            if each.parent_snapshot_id in kept:
-                before = self._at(self._request.table, each.parent_snapshot_id)
-                after = self._at(self._request.table, each.snapshot_id)
-                rows = before.select(*_key_columns(before))
-                frames.append(rows.join(after.select(*_key_columns(after)), list(KEY), "left_anti"))
-        if not frames:
-            return None
-        gone = functools.reduce(lambda one, other: one.unionAll(other), frames).distinct()
-        gone = gone.join(keys, list(KEY), "left_anti").where(self._inside())
-        self.found.deleted = gone.count()
-        self.found.deleted_places = tuple(_first(gone))
-        return gone
-
-    def _check_dense(self, keys: DataFrame, deleted: DataFrame | None) -> None:
+    def _check_dense(self, keys: DataFrame) -> None:
         """Look for offsets that should be there and are not."""
         found = self.found
-        covered = keys.select(*KEY)
-        if deleted is not None:
-            covered = covered.unionAll(deleted.select(*KEY))
-        covered = covered.where(self._inside() & ~_within(self._excepted))
+        covered = keys.select(*KEY).where(self._inside() & ~_within(self._excepted))
         missing, places = self._missing(covered, found.begins, self._own_ends)
-        # Rows that others removed by a snapshot whose parent is expired are known by number only.
-        kept = {each.snapshot_id for each in self._loaded.line}
-        unseen = sum(
-            removed for each, removed in self._removals if each.parent_snapshot_id not in kept
-        )
-        if missing > unseen:
+        if missing > removed_rows(self._loaded.line, self._request.topic_id):
             found.add(Problem("missing", missing, places))
-        elif missing:
-            found.deleted += missing
-            found.deleted_places += places
+        else:
+            found.deleted, found.deleted_places = missing, places
         # No snapshot that is left has had rows above the table's own end.
         starts = {part: max(end, found.begins[part]) for part, end in self._own_ends.items()}
         missing, places = self._missing(covered, starts, found.ends)
@@ -346,8 +317,8 @@ class _Rows:
                 parts.append(replace(each, lo=lo, hi=hi, files=files))
         return replace(staged, plan=replace(staged.plan, parts=tuple(parts)))
 
-    def _compare(self, staged: StagedRows, deleted: DataFrame | None) -> None:
-        """Compare the rows of staged files with those of the table and its side table."""
+    def _compare(self, staged: StagedRows) -> None:
+        """Compare the rows of the table and its side table with those of staged files."""
         plan = staged.plan
         if not plan.parts:
             return
@@ -372,9 +343,7 @@ class _Rows:
             pairs.append((expected, side, {name: name for name in REJECT_COLUMNS}, ()))
         for expected, actual, names, added in pairs:
             theirs, ours = self._own(expected, spans), self._own(actual, spans)
-            joined = _joined(theirs, ours, names, added, deleted)
-            excused = F.col("kept").isNull() & _within(self._loaded.skipped)
-            self._judge(joined.where(~excused))
+            self._judge(_joined(theirs, ours, names, added))
 
     def _own(self, frame: DataFrame, spans: Ranges) -> DataFrame:
         """Return the rows within spans that are of this log."""
@@ -382,7 +351,7 @@ class _Rows:
         return frame.where(_within(spans, *key) & ~_within(self._others, *key))
 
     def _judge(self, joined: DataFrame) -> None:
-        lone = F.col("staged").isNull() | F.col("kept").isNull()
+        lone = F.col("staged").isNull()
         altered = ~lone & (F.col("columns") != F.lit(""))
         counts = joined.agg(F.count_if(~lone), F.count_if(lone), F.count_if(altered)).first()
         assert counts is not None
@@ -400,12 +369,11 @@ def _joined(
     actual: DataFrame,
     names: Mapping[str, str],
     added: Sequence[str],
-    deleted: DataFrame | None,
 ) -> DataFrame:
-    """Join two frames by offset; `columns` has the names of those that differ, null-safe.
+    """Join each actual row with the expected one; `columns` has the names that differ, null-safe.
 
     `names` maps columns of one to the other. A column that the table has not got any more makes
-    every row differ.
+    every row differ. Expected rows that are not there are missing offsets, counted before.
     """
     types = {field.name: field.dataType for field in actual.schema}
     known = {field.name: field.dataType for field in expected.schema}
@@ -425,11 +393,9 @@ def _joined(
         right.append(_comparable(found, data_type).alias(a))
         differing.append(F.when(~F.col(e).eqNullSafe(F.col(a)), F.lit(new)))
     theirs = expected.select(*_key_columns(expected), *left, F.lit(True).alias("staged"))
-    if deleted is not None:
-        theirs = theirs.join(deleted, list(KEY), "left_anti")
-    ours = actual.select(*_key_columns(actual), *right, F.lit(True).alias("kept"))
+    ours = actual.select(*_key_columns(actual), *right)
     columns = F.concat_ws(" ", *differing).alias("columns")
-    return theirs.join(ours, list(KEY), "full_outer").select(*KEY, "staged", "kept", columns)
+    return ours.join(theirs, list(KEY), "left").select(*KEY, "staged", columns)
 
 
 def _comparable(column: Column, data_type: T.DataType) -> Column:

@@ -5,7 +5,7 @@ whatever it was at when it died is looked at and done again by the next one. Its
 the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it, when
 the socket does.
 
-    python -m frazil.lake.worker --socket PATH --epoch N
+    python -m frazil.lake.worker --socket DESCRIPTOR --epoch N
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -70,8 +70,8 @@ class Worker:
         self._sending = threading.Lock()
         self._stopping = threading.Event()
         self._spark: Spark | None = None
-        self._starting: threading.Thread | None = None
-        self._launching = False
+        self.starting = False
+        """Whether Spark is being started."""
         self._ending = False
         self._jobs = Jobs(self.answer, self._halt, self._clock)
 
@@ -111,11 +111,6 @@ class Worker:
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
 
-    @property
-    def starting(self) -> bool:
-        """Tell whether Spark is just being started."""
-        return self._launching
-
     def end(self) -> None:
         """End Spark, whatever it is doing."""
         self._ending = True
@@ -132,30 +127,18 @@ class Worker:
 
     def _serve(self, request: Request) -> None:
         if request.op == "ping":
-            self._done(request, {"jobs": self._jobs.running(), "ready": self._jobs.ready})
+            facts = {"jobs": self._jobs.running(), "ready": self._jobs.ready}
+            self.answer(Answer(request.id, "done", facts))
         elif request.op == "hello":
-            self._hello(request)
-        elif request.op == "stop":
-            self._done(request, {})
-            self.stop()
+            # In a thread, so that pings are answered meanwhile.
+            threading.Thread(
+                target=self._start, args=(request,), name="frazil-lake-start", daemon=True
+            ).start()
         else:
             self._jobs.take(request)
 
-    def _done(self, request: Request, body: dict[str, Any]) -> None:
-        self.answer(Answer(request.id, "done", body))
-
-    def _hello(self, request: Request) -> None:
-        if self._starting is not None:
-            error = InvalidRequest("the lake worker was greeted before")
-            self.answer(Answer(request.id, "failed", error=error.code, message=str(error)))
-            return
-        self._starting = threading.Thread(
-            target=self._start, args=(request,), name="frazil-lake-start", daemon=True
-        )
-        self._starting.start()
-
     def _start(self, request: Request) -> None:
-        """Start Spark and say so; pings are answered meanwhile."""
+        """Start Spark and report it."""
         try:
             try:
                 spark = self._launched(request)
@@ -169,7 +152,8 @@ class Worker:
                 self.answer(Answer(request.id, "failed", error=broken.code, message=str(broken)))
                 raise
             self._jobs.open(spark)
-            self.answer(Answer(request.id, "done", self._facts(spark)))
+            facts = {"pid": os.getpid(), "java_pid": spark.pid, "versions": spark.versions()}
+            self.answer(Answer(request.id, "done", facts))
             event("lake_worker_ready", epoch=self._epoch, pid=os.getpid(), java=spark.pid)
         except Closed:
             # The thread that reads notices too, and ends the process.
@@ -182,7 +166,7 @@ class Worker:
             raise InvalidRequest("hello cannot be read", reason=error) from error
         keep_log(config.data_dir, self._file_system)
         self.answer(Answer(request.id, "progress", {"step": STARTING}))
-        self._launching = True
+        self.starting = True
         try:
             self._spark = Spark.start(
                 config,
@@ -192,16 +176,8 @@ class Worker:
             )
         finally:
             # Only now: in between the JVM would have no handle, and could not be ended.
-            self._launching = False
+            self.starting = False
         return self._spark
-
-    def _facts(self, spark: Spark) -> dict[str, Any]:
-        return {
-            "pid": os.getpid(),
-            "java_pid": spark.pid,
-            "epoch": self._epoch,
-            "versions": spark.versions(),
-        }
 
     def _watch(self) -> None:
         """End the process when its JVM has died: nothing can be done without it."""
@@ -217,7 +193,7 @@ class Worker:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until its engine is gone."""
     parser = argparse.ArgumentParser(prog="frazil.lake.worker", description=__doc__)
-    parser.add_argument("--socket", required=True)
+    parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--epoch", type=int, required=True)
     given = parser.parse_args(arguments)
     if os.getpgid(0) != os.getpid():
@@ -225,8 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.setpgid(0, 0)
     step_back()
     file_system = RealFileSystem()
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(given.socket)
+    # The JVM must not inherit it: the engine takes the end of the socket for the worker's end.
+    os.set_inheritable(given.socket, False)
+    connection = socket.socket(fileno=given.socket)
     worker = Worker(connection, epoch=given.epoch, file_system=file_system)
     signal.signal(signal.SIGTERM, lambda _number, _frame: worker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

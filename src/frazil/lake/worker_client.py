@@ -19,7 +19,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from frazil.errors import CODES, Closed, FrazilError, InvalidRequest, Unavailable
+from frazil.errors import CODES, Closed, FrazilError, Unavailable
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.telemetry import event, warn
 
@@ -70,52 +70,35 @@ def error_of(answer: Answer) -> FrazilError:
     return _BY_CODE.get(answer.error, Unavailable)(answer.message or "the worker failed", **facts)
 
 
-class WorkerProcess:
-    """A child in a group of its own: a signal for the terminal does not reach it."""
-
-    def __init__(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-
-    @property
-    def pid(self) -> int:
-        """Return its number."""
-        return self._child.pid
-
-    def poll(self) -> int | None:
-        """Return its exit code, None while it runs."""
-        return self._child.poll()
-
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self._child.terminate()
+class WorkerProcess(subprocess.Popen[bytes]):
+    """A child in a process group of its own: a signal for the terminal does not reach it."""
 
     def kill(self) -> None:
-        """End it and all that it started."""
-        # The group: Java is a child of the worker, and must not outlive it.
+        """End the process and its children: Java must not outlive the worker."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._child.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(1.0)
+            self.wait(1.0)
 
 
 class Launched(NamedTuple):
-    """A worker that was just started; `connect` waits until it has called."""
+    """A worker that was just started, and the engine's end of the socket pair."""
 
     process: WorkerProcess
-    connect: Callable[[float], socket.socket]
+    connection: socket.socket
 
 
 class _Talk:
     """One worker from its start to its end."""
 
-    def __init__(self, epoch: int, process: WorkerProcess, now: float) -> None:
+    def __init__(self, epoch: int, launched: Launched, now: float) -> None:
         self.epoch = epoch
-        self.process = process
+        self.process, self.connection = launched
         self.begun = now
-        self.heard = now
+        self.heard: float | None = None
+        """When the last answer arrived; None before the first one."""
         self.pinged = now
         self.ready = False
-        self.connection: socket.socket | None = None
         self.waiting: dict[int, Callable[[Answer], None]] = {}
         self.facts: Mapping[str, Any] = {}
         self.step = ""
@@ -147,8 +130,7 @@ class LakeWorker:
         self._next_epoch = next_epoch
         self._clock = clock
         self._wake = wake
-        self._box: queue.SimpleQueue[tuple[_Talk, socket.socket | Answer | Exception]]
-        self._box = queue.SimpleQueue()
+        self._box: queue.SimpleQueue[tuple[_Talk, Answer | Exception]] = queue.SimpleQueue()
         self._talk: _Talk | None = None
         self._ids = itertools.count(1)
         self._failures = 0
@@ -214,7 +196,6 @@ class LakeWorker:
         body: Mapping[str, Any],
         answered: Callable[[Answer], None] | None = None,
     ) -> None:
-        assert talk.connection is not None
         request = Request(next(self._ids), op, dict(body))
         if answered is not None:
             talk.waiting[request.id] = answered
@@ -232,32 +213,22 @@ class LakeWorker:
                 break
             if talk is self._talk:
                 self._take(talk, found)
-            elif isinstance(found, socket.socket):
-                found.close()
         now = self._clock.monotonic()
         if self._talk is not None:
             self._watch(self._talk, now)
         elif self.wanted and now >= self._retry_at:
             self._start(now)
 
-    def _take(self, talk: _Talk, found: socket.socket | Answer | Exception) -> None:
-        talk.heard = self._clock.monotonic()
-        if isinstance(found, socket.socket):
-            talk.connection = found
-            try:
-                body = self._hello(talk.epoch)
-            except FrazilError as error:
-                self._lost(talk, f"the body of hello cannot be made: {error}")
-                return
-            self._send(talk, "hello", body, lambda answer: self._greeted(talk, answer))
-        elif isinstance(found, Answer):
-            answered = talk.waiting.get(found.id)
-            if found.state != "progress":
-                talk.waiting.pop(found.id, None)
-            if answered is not None:
-                answered(found)
-        else:
+    def _take(self, talk: _Talk, found: Answer | Exception) -> None:
+        if isinstance(found, Exception):
             self._lost(talk, str(found))
+            return
+        talk.heard = self._clock.monotonic()
+        answered = talk.waiting.get(found.id)
+        if found.state != "progress":
+            talk.waiting.pop(found.id, None)
+        if answered is not None:
+            answered(found)
 
     def _greeted(self, talk: _Talk, answer: Answer) -> None:
         if answer.state == "progress":
@@ -295,32 +266,33 @@ class LakeWorker:
     def _start(self, now: float) -> None:
         try:
             epoch = self._next_epoch()
+            body = self._hello(epoch)
             launched = self.launch(epoch)
         except (FrazilError, OSError) as error:
             self._pause(now, f"the worker cannot be started: {error}")
             return
         self.starts += 1
-        talk = self._talk = _Talk(epoch, launched.process, now)
+        talk = self._talk = _Talk(epoch, launched, now)
         event("lake_worker_started", pid=talk.process.pid, epoch=epoch)
-        threading.Thread(
-            target=self._listen, args=(talk, launched.connect), name="frazil-lake-in", daemon=True
-        ).start()
+        timeout = struct.pack("ll", SEND_TIMEOUT_S, 0)
+        talk.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        listener = threading.Thread(
+            target=self._listen, args=(talk,), name="frazil-lake-in", daemon=True
+        )
+        listener.start()
+        self._send(talk, "hello", body, lambda answer: self._greeted(talk, answer))
 
-    def _listen(self, talk: _Talk, connect: Callable[[float], socket.socket]) -> None:
-        """Put everything that the worker says into the box; a thread of its own."""
+    def _listen(self, talk: _Talk) -> None:
+        """Queue every answer of the worker for `step`; runs in a thread of its own."""
         try:
-            connection = connect(START_TIMEOUT_S)
-            timeout = struct.pack("ll", SEND_TIMEOUT_S, 0)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-            self._put(talk, connection)
             while True:
-                found = receive(connection)
+                found = receive(talk.connection)
                 if isinstance(found, Answer):
                     self._put(talk, found)
         except (FrazilError, OSError) as error:
             self._put(talk, error)
 
-    def _put(self, talk: _Talk, found: socket.socket | Answer | Exception) -> None:
+    def _put(self, talk: _Talk, found: Answer | Exception) -> None:
         self._box.put((talk, found))
         self._wake()
 
@@ -334,7 +306,8 @@ class LakeWorker:
         if not talk.ready and now - talk.begun > START_TIMEOUT_S:
             self._lost(talk, f"the worker was not ready in {START_TIMEOUT_S:g} s")
             return
-        if talk.connection is None:
+        if talk.heard is None:
+            # Python is being started, which takes long on a starved machine.
             return
         if now - talk.heard > SILENT_S:
             self._lost(talk, f"the worker said nothing for {SILENT_S:g} s")
@@ -361,9 +334,10 @@ class LakeWorker:
     def _end(self, talk: _Talk) -> None:
         if talk.process.poll() is None:
             talk.process.kill()
-        if talk.connection is not None:
-            # Wakes the thread that listens.
-            _shut(talk.connection)
+        # Wakes the thread that listens.
+        with contextlib.suppress(OSError):
+            talk.connection.shutdown(socket.SHUT_RDWR)
+        talk.connection.close()
 
     def _fail_all(self, talk: _Talk, why: str) -> None:
         waiting, talk.waiting = talk.waiting, {}
@@ -402,116 +376,56 @@ class LakeWorker:
         self.why = ""
 
 
-def _shut(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
-
-
-SOCKET: Final = "lake.sock"
 LOG: Final = "lake-output.log"
 LOG_BYTES_MAX: Final = 16 << 20
-"""A larger log is put aside when the next worker starts; one old one is kept."""
-PATH_BYTES_MAX: Final = 100
-"""Operating systems cut the path of a socket at 104 or 108 bytes."""
-ACCEPT_S: Final = 0.2
+"""A larger log is renamed when the next worker starts; one old one is kept."""
 WORKER_COMMAND: Final = ("-m", "frazil.lake.worker")
 
 
 def launcher(
     paths: DataDirectory, file_system: FileSystem, *, command: Sequence[str] = WORKER_COMMAND
 ) -> Callable[[int], Launched]:
-    """Return what starts a worker of this data directory."""
+    """Return the function that starts a worker of this data directory."""
 
     def launch(epoch: int) -> Launched:
         for directory in (paths.run, paths.logs):
             file_system.make_directory(directory)
-        listener = _listen(paths, file_system)
+        ours, theirs = socket.socketpair()
         try:
-            process = _spawn(paths, file_system, [*command, "--epoch", str(epoch)])
-        except OSError as error:
-            listener.close()
-            raise Unavailable("the lake worker cannot be started", error=error) from error
-        return Launched(process, lambda timeout_s: _accept(listener, process, timeout_s))
+            arguments = [*command, "--epoch", str(epoch), "--socket", str(theirs.fileno())]
+            process = _spawn(paths, file_system, arguments, theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return Launched(process, ours)
 
     return launch
 
 
-def _listen(paths: DataDirectory, file_system: FileSystem) -> socket.socket:
-    path = f"{paths.run}/{SOCKET}"
-    if file_system.stat(path) is not None:
-        file_system.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _bind(listener, path)
-        os.chmod(path, 0o600)
-        listener.listen(1)
-    except OSError as error:
-        listener.close()
-        raise Unavailable("the lake's socket cannot be made", path=path, error=error) from error
-    return listener
-
-
-def _bind(listener: socket.socket, path: str) -> None:
-    if len(os.fsencode(path)) <= PATH_BYTES_MAX:
-        listener.bind(path)
-        return
-    if not sys.platform.startswith("linux"):
-        raise InvalidRequest(
-            "the path of the data directory is too long for the lake's socket, use a shorter one",
-            path=path,
-        )
-    # A short way to the same directory: through a descriptor of it.
-    directory, _, name = path.rpartition("/")
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        listener.bind(f"/proc/self/fd/{descriptor}/{name}")
-    finally:
-        os.close(descriptor)
-
-
-def _spawn(paths: DataDirectory, file_system: FileSystem, command: Sequence[str]) -> WorkerProcess:
+def _spawn(
+    paths: DataDirectory, file_system: FileSystem, command: Sequence[str], descriptor: int
+) -> WorkerProcess:
     log = f"{paths.logs}/{LOG}"
     found = file_system.stat(log)
     if found is not None and found.size > LOG_BYTES_MAX:
         file_system.rename(log, f"{log}.1")
-    # It runs in the directory of its socket, whose name is then short enough for any system.
     module_path = os.pathsep.join(os.path.abspath(each) for each in sys.path if each)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        child = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, *command, "--socket", SOCKET],
+        return WorkerProcess(
+            [sys.executable, *command],
             cwd=paths.run,
             env={**os.environ, "PYTHONPATH": module_path},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            pass_fds=(descriptor,),
             start_new_session=True,
         )
     finally:
         os.close(output)
-    return WorkerProcess(child)
-
-
-def _accept(listener: socket.socket, process: WorkerProcess, timeout_s: float) -> socket.socket:
-    """Wait until the worker has connected; the directory's rights keep others out."""
-    listener.settimeout(ACCEPT_S)
-    try:
-        for _attempt in range(max(int(timeout_s / ACCEPT_S), 1)):
-            try:
-                connection, _address = listener.accept()
-            except TimeoutError:
-                if process.poll() is not None:
-                    raise Closed(
-                        "the lake worker ended before it called, see the lake's log",
-                        code=process.poll(),
-                    ) from None
-                continue
-            connection.settimeout(None)
-            return connection
-        raise Unavailable("the lake worker did not call in time", timeout_s=timeout_s)
-    finally:
-        listener.close()
 
 
 def process_exists(pid: int) -> bool:

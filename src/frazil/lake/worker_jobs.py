@@ -6,14 +6,13 @@ is asked for. One operation at a time runs for a table.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,6 +20,7 @@ from frazil.config import SecretText, Settings, load_settings
 from frazil.errors import Closed, FrazilError, InvalidRequest, Unavailable
 from frazil.lake.commit import CommitRequest, commit
 from frazil.lake.connection import CatalogAddress
+from frazil.lake.java import read_text
 from frazil.lake.plan import TableName
 from frazil.lake.wire import Answer
 from frazil.struct_types import learnt
@@ -37,14 +37,11 @@ __all__ = [
     "VARIABLE",
     "Failpoints",
     "Jobs",
-    "MaintainRequest",
-    "Operation",
     "SparkJob",
     "WorkerConfig",
     "commit_plan",
     "hello_body",
     "maintain_table",
-    "operation",
     "table_of_body",
 ]
 
@@ -67,40 +64,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the settings as the engine has them, with an absolute data directory."""
         values = self.settings | {"data_dir": self.data_dir}
         return load_settings(environment={}, overrides=values)
-
-
-class MaintainRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A table whose metadata is to be kept small; limits of 0 mean the usual ones."""
-
-    table: TableName
-    snapshots_max: int = 0
-    metadata_bytes_max: int = 0
-
-
-Operation: TypeAlias = "Callable[[SparkJob], Mapping[str, Any]]"
-
-_OPERATIONS: Final[dict[str, tuple[str, str]]] = {
-    "commit": ("frazil.lake.worker_jobs", "commit_plan"),
-    "maintain": ("frazil.lake.worker_jobs", "maintain_table"),
-    "verify": ("frazil.lake.verify_job", "verify"),
-}
-"""Which function of which module does what is asked; it is imported when it is first needed."""
-
-
-def operation(name: str) -> Operation:
-    """Return what does an operation.
-
-    Raises:
-        InvalidRequest: if this worker has none of that name.
-    """
-    found = _OPERATIONS.get(name)
-    try:
-        if found is not None:
-            made: Operation = getattr(importlib.import_module(found[0]), found[1])
-            return made
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise InvalidRequest("the lake worker cannot do this yet", op=name) from error
-    raise InvalidRequest("the lake worker does not know this operation", op=name)
 
 
 def hello_body(settings: Settings, catalog: CatalogAddress) -> dict[str, Any]:
@@ -147,16 +110,11 @@ def commit_plan(job: SparkJob) -> Mapping[str, Any]:
 
 
 def maintain_table(job: SparkJob) -> Mapping[str, Any]:
-    """Keep the metadata of a table small."""
-    request = _converted(job.body, MaintainRequest)
-    limits = {
-        "snapshots_max": request.snapshots_max,
-        "metadata_bytes_max": request.metadata_bytes_max,
-    }
-    given = {name: limit for name, limit in limits.items() if limit}
-    body: dict[str, Any] = msgspec.to_builtins(
-        _maintain(job, request.table, **given, progress=job.progress)
-    )
+    """Expire snapshots of the body's `table` when it has more than `snapshots_max`."""
+    limits = {name: job.body[name] for name in ("snapshots_max",) if name in job.body}
+    table = TableName(*job.body["table"])
+    found = _maintain(job, table, **limits, progress=job.progress)
+    body: dict[str, Any] = msgspec.to_builtins(found)
     return body
 
 
@@ -164,6 +122,20 @@ def _maintain(job: SparkJob, table: TableName, **options: Any) -> Expired:
     from frazil.lake.expiry import expire_snapshots
 
     return expire_snapshots(job.spark.tables, job.spark.catalog, table, **options)
+
+
+def verify_table(job: SparkJob) -> Mapping[str, Any]:
+    """Verify a table."""
+    from frazil.lake.verify_job import verify
+
+    return verify(job)
+
+
+def _operation(name: str) -> Callable[[SparkJob], Mapping[str, Any]]:
+    operations = {"commit": commit_plan, "maintain": maintain_table, "verify": verify_table}
+    if name not in operations:
+        raise InvalidRequest("the lake worker has no such operation", op=name)
+    return operations[name]
 
 
 def table_of_body(body: Mapping[str, Any]) -> str:
@@ -282,7 +254,7 @@ class Jobs:
         begun = self._clock.monotonic()
         try:
             with self._lock(table_of_body(request.body)):
-                body = dict(operation(request.op)(job))
+                body = dict(_operation(request.op)(job))
                 seconds = self._clock.monotonic() - begun
                 event("lake_job_done", op=request.op, id=request.id, seconds=f"{seconds:.3f}")
                 self._answer(Answer(request.id, "done", body))
@@ -323,51 +295,19 @@ _ACTIONS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 class Failpoints:
-    """What the variable asks for; nothing if it is not set.
+    """Ends or freezes this worker at a step, for tests; does nothing without the variable.
 
-    Raises:
-        InvalidRequest: if the variable cannot be understood.
+    The variable names a file, which a test writes with `step:kill` or `step:stop`.
     """
 
     def __init__(self, environment: Mapping[str, str], file_system: FileSystem) -> None:
-        text = environment.get(VARIABLE, "")
-        self._orders = text.removeprefix("@") if text.startswith("@") else ""
+        self._path = environment.get(VARIABLE, "")
         self._file_system = file_system
-        self._step, self._signal, self._once = _understood("" if self._orders else text)
 
     def reached(self, step: str) -> None:
-        """End or freeze the process group of this worker if this is the step."""
-        if self._orders:
-            self._obey(step)
-            return
-        if not self._step or step != self._step:
-            return
-        if self._once:
-            try:
-                self._file_system.open(self._once, "create").close()
-            except FileExistsError:
-                return
-        os.killpg(os.getpgid(0), self._signal)
-
-    def _obey(self, step: str) -> None:
-        """Do what the file of orders says, if there is one now."""
-        try:
-            file = self._file_system.open(self._orders, "read")
-        except FileNotFoundError:
-            return
-        try:
-            text = file.read_at(0, file.size()).decode()
-        finally:
-            file.close()
-        wanted, number, _once = _understood(text)
-        if wanted == step:
-            self._file_system.unlink(self._orders)
-            os.killpg(os.getpgid(0), number)
-
-
-def _understood(text: str) -> tuple[str, signal.Signals, str]:
-    step, _, rest = text.strip().partition(":")
-    action, _, once = rest.partition(":")
-    if (action or "kill") not in _ACTIONS:
-        raise InvalidRequest("test hook must be step[:kill|stop[:file]]", variable=VARIABLE)
-    return step, _ACTIONS[action or "kill"], once
+        """Signal the process group of this worker if the file names this step; obey it once."""
+        text = read_text(self._path, self._file_system) if self._path else ""
+        wanted, _, action = text.strip().partition(":")
+        if wanted and wanted == step:
+            self._file_system.unlink(self._path)
+            os.killpg(os.getpgid(0), _ACTIONS[action])

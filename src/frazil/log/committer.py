@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 TICK_GROUPS: Final = 256
 """Under constant load, what is due by time is looked at once in so many groups."""
 SECONDS_KEPT: Final = 2048
+QUEUE_RECORDS_MAX: Final = 100_000
+"""So many records may wait for the writer."""
+QUEUE_WAIT_S: Final = 5.0
+"""A publish waits so long for room in the queue before it is refused."""
 
 
 class Pending:
@@ -59,8 +63,8 @@ class Committer:
     def __init__(self, journal: Journal, settings: LogSettings, *, name: str) -> None:
         self.journal = journal
         self._bytes_max = settings.queue_bytes_max
-        self._records_max = settings.queue_records_max
-        self._wait_s = settings.queue_wait_s
+        self._records_max = QUEUE_RECORDS_MAX
+        self._wait_s = QUEUE_WAIT_S
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._bytes = 0

@@ -170,6 +170,16 @@ def closed_error(failed: BaseException | None, directory: str) -> FrazilError:
 
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+PREFILL_BYTES: Final = 256 << 10
+"""The active file is filled with zeroes so far ahead of the data."""
+MARKER_DELAY_S: Final = 0.02
+"""An idle journal writes a sync marker after this pause."""
+SYNC_BYTES_MAX: Final = 10_000_000
+"""Topics of mode `periodic` are also synced after so much."""
+SEGMENT_AGE_MAX_S: Final = 3600.0
+"""A segment with data is rotated at this age."""
+OPEN_FILES_MAX: Final = 64
+"""So many sealed segments are kept open for readers."""
 RETRY_FULL_S: Final = 1.0
 FULL_PAUSE_S: Final = 1.0
 
@@ -216,7 +226,7 @@ class Journal:
         self._position = opened.position
         self._filled = opened.position
         self._frames = opened.frames
-        self._zeroes = bytes(settings.prefill_bytes)
+        self._zeroes = bytes(PREFILL_BYTES)
         self._dirty: dict[int, TopicState] = {}
         self._dirty_reserved: list[tuple[TopicState, int]] = []
         self._dirty_bytes, self._dirty_since = 0, 0.0
@@ -255,7 +265,7 @@ class Journal:
             InvalidRequest: if a newer Frazil wrote the data; nothing was touched.
             CorruptionError: if the directory holds segments of two journals.
         """
-        files = OpenFiles(file_system, count_max=settings.open_files_max)
+        files = OpenFiles(file_system, count_max=OPEN_FILES_MAX)
         try:
             opened = open_journal(
                 file_system,
@@ -462,7 +472,7 @@ class Journal:
         if not self._dirty_bytes:
             return False
         settings = self._settings
-        if self._dirty_bytes >= settings.sync_bytes_max and self._periodic():
+        if self._dirty_bytes >= SYNC_BYTES_MAX and self._periodic():
             return True
         age = self.clock.monotonic() - self._dirty_since
         return age >= settings.sync_interval_s and self._periodic()
@@ -526,20 +536,20 @@ class Journal:
             else:
                 due.append(left)
         if self.marked_lsn < self.synced_lsn:
-            left = self._last_append + settings.marker_delay_s - now
+            left = self._last_append + MARKER_DELAY_S - now
             if left <= 0:
                 self.write_marker()
             else:
                 due.append(left)
         age_s = (self.clock.now_us() - self.active.created_us) / 1e6
         if self._frames > 2 and self.active.live_places:
-            if age_s >= settings.segment_age_max_s:
+            if age_s >= SEGMENT_AGE_MAX_S:
                 try:
                     self.rotate()
                 except Overloaded:
                     due.append(RETRY_FULL_S)
             else:
-                due.append(settings.segment_age_max_s - age_s)
+                due.append(SEGMENT_AGE_MAX_S - age_s)
         return min(due, default=None)
 
     def write_marker(self, *, close: bool = False) -> None:

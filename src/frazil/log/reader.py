@@ -183,6 +183,21 @@ class LogSource:
     def _read_frames(
         self, state: TopicState, offset: int, visible: int, bytes_max: int
     ) -> list[Batch]:
+        frames = self._frames(state, offset, visible, bytes_max)
+        return batches_of(frames, state.codec, offset=offset, topic=state.spec.name)
+
+    def frames(self, topic: int, *, offset: int, end: int, bytes_max: int) -> list[Frame]:
+        """Return verified frames below `end`, the first of which holds `offset`.
+
+        They are of one segment, without a gap between them, and of about `bytes_max` bytes.
+
+        Raises:
+            NotFound: the log has freed the offset.
+            CorruptionError: the first frame is damaged or missing; the details name what is lost.
+        """
+        return self._frames(self._topic(topic), offset, end, bytes_max)
+
+    def _frames(self, state: TopicState, offset: int, end: int, bytes_max: int) -> list[Frame]:
         for segment in self._journal.segments:
             summary = segment.summary(state.id)
             if summary is None or summary[1] <= offset:
@@ -193,10 +208,9 @@ class LogSource:
                 first += 1
             if places.offsets[first] > offset:
                 raise _not_here(state, offset, offset_next=places.offsets[first])
-            stop = _stop(places, first, visible, bytes_max, state.ranges)
-            frames = self._load(segment, places, first, stop, state)
-            return batches_of(frames, state.codec, offset=offset, topic=state.spec.name)
-        raise _not_here(state, offset, offset_next=visible)
+            stop = _stop(places, first, end, bytes_max, state.ranges)
+            return self._load(segment, places, first, stop, state)
+        raise _not_here(state, offset, offset_next=end)
 
     def _load(
         self, segment: Segment, places: Places, first: int, stop: int, state: TopicState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Overloaded
 from frazil.telemetry import warn
@@ -10,6 +10,9 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from frazil.config import LogSettings
     from frazil.fs import FileSystem, Space
+
+HYSTERESIS_RATIO: Final = 0.1
+"""Publishing resumes when the free room exceeds the mark by this share."""
 
 
 class SpaceGuard:
@@ -42,7 +45,7 @@ class SpaceGuard:
         before = self.blocked
         free = space.free_bytes
         if self.blocked:
-            self.blocked = free < self.mark_bytes * (1 + self._settings.free_hysteresis_ratio)
+            self.blocked = free < self.mark_bytes * (1 + HYSTERESIS_RATIO)
         else:
             self.blocked = free < self.mark_bytes
         if self.blocked and not before:
@@ -90,6 +93,6 @@ class SpaceGuard:
             found = None
         if not size or found is not None:
             return
-        if self.free_bytes - size < self.mark_bytes * (1 + self._settings.free_hysteresis_ratio):
+        if self.free_bytes - size < self.mark_bytes * (1 + HYSTERESIS_RATIO):
             return
         self._file_system.allocate(self._ballast, size)

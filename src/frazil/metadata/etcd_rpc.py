@@ -31,6 +31,8 @@ __all__ = ["Compacted", "EtcdServers", "LeaseGone", "TooLarge"]
 RECEIVE_BYTES_MAX: Final = 48 << 20
 FILE_BYTES_MAX: Final = 1 << 20
 PORT_DEFAULT: Final = 2379
+TIMEOUT_S: Final = 5.0
+"""A call must be answered after this time."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
     # A server that was away is noticed soon, and a connection that died as well.
@@ -104,11 +106,6 @@ class EtcdServers:
         credentials = _credentials(settings) if secure else None
         self._servers = [_Server(url, _channel(url, credentials)) for url in urls]
 
-    @property
-    def timeout_s(self) -> float:
-        """How long a call may take."""
-        return self._settings.timeout_s
-
     def close(self) -> None:
         """End all calls and connections."""
         self._closed = True
@@ -117,7 +114,7 @@ class EtcdServers:
 
     def read(self, method: str, request: _Request, response: type[R]) -> R:
         """Make a call without effects, at one server after another until the time is over."""
-        return self._each(method, request, response, changes=False, timeout_s=self.timeout_s)
+        return self._each(method, request, response, changes=False, timeout_s=TIMEOUT_S)
 
     def change(
         self, method: str, request: _Request, response: type[R], *, timeout_s: float | None = None
@@ -127,7 +124,7 @@ class EtcdServers:
         Raises:
             Unavailable: with `outcome="unknown"` if it may have been done.
         """
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = TIMEOUT_S if timeout_s is None else timeout_s
         return self._each(method, request, response, changes=True, timeout_s=limit_s)
 
     def keep_alive(self, lease_id: int, *, timeout_s: float) -> int:
@@ -147,7 +144,7 @@ class EtcdServers:
                 stream.cancel()
 
         # To let a lease last on twice does no harm.
-        limit_s = min(self.timeout_s, timeout_s)
+        limit_s = min(TIMEOUT_S, timeout_s)
         return self._tries(call, what="LeaseKeepAlive", changes=False, timeout_s=limit_s)
 
     def _ended(self, error: ValueError) -> Exception:

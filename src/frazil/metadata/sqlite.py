@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import apsw
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SqliteStore"]
 
+CHECK_AT_OPEN: Final = True
+"""All pages and all entries are checked when a store is opened; it reads the whole file."""
 _STORAGE_ERRORS = (apsw.Error, OSError)
 # A key with a flipped bit may not even be text.
 _DAMAGE = (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
@@ -59,16 +61,13 @@ class SqliteStore(LocalStore):
     """A metadata store in an SQLite file."""
 
     @classmethod
-    def open(
-        cls, path: str, *, file_system: FileSystem, clock: Clock, quick_check: bool = True
-    ) -> SqliteStore:
+    def open(cls, path: str, *, file_system: FileSystem, clock: Clock) -> SqliteStore:
         """Open the file at `path`, or make it; a new one is durable on return.
 
         Args:
             path: absolute; its directory must exist. `path` + "-journal" and `path` + "-lock" belong to it.
             file_system: where the file is.
             clock: for leases.
-            quick_check: check all pages and all entries; costs one reading of the file.
 
         Raises:
             CorruptionError: the file is damaged; `check` says which check failed.
@@ -78,16 +77,16 @@ class SqliteStore(LocalStore):
         with _opening(path), contextlib.ExitStack() as stack:
             database = open_connection(path, file_system)
             stack.callback(database.close)
-            state = _prepared(database.connection, path, quick_check=quick_check)
+            state = _prepared(database.connection, path)
             stack.pop_all()
         return cls(_SqliteRows(database, path, state), clock)
 
 
-def _prepared(connection: apsw.Connection, path: str, *, quick_check: bool) -> State:
+def _prepared(connection: apsw.Connection, path: str) -> State:
     """Make or check what is in the file; return its state."""
     is_new = prepare(connection, path)
     state = read_state(connection, path)
-    if quick_check and not is_new:
+    if CHECK_AT_OPEN and not is_new:
         check_content(connection, path, state)
     # An earlier process may have failed between its commit and the end of its journal. What it
     # left looks committed, but the disk may still hold the journal that undoes it: write once, so

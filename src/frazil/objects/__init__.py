@@ -13,7 +13,7 @@ from frazil.objects.descriptor import (
     decode_row,
 )
 from frazil.objects.format import TRAILER_BYTES, KeyParts, object_key, parse_key
-from frazil.objects.frames import FooterStats, JournalFrames, UploadRange
+from frazil.objects.frames import TopicFrames
 from frazil.objects.obstores import open_store
 from frazil.objects.reader import Fetcher, ObjectsSource
 from frazil.objects.reframe import Reframer, Runs
@@ -41,10 +41,8 @@ __all__ = [
     "TRAILER_BYTES",
     "Descriptor",
     "Fetcher",
-    "FooterStats",
     "Garbage",
     "Intent",
-    "JournalFrames",
     "KeyParts",
     "ObjectCatalog",
     "ObjectMeta",
@@ -56,8 +54,8 @@ __all__ = [
     "RestoreReport",
     "RetryingStore",
     "Runs",
+    "TopicFrames",
     "TopicObjects",
-    "UploadRange",
     "Uploader",
     "backup_keys",
     "brokers_in",

@@ -1,8 +1,7 @@
-"""The metadata rows of objects: descriptors, a topic's watermarks, intents, garbage. Pure.
+"""The metadata rows of objects: descriptors, a topic's watermarks and intent, garbage. Pure.
 
     /objects/<topic 8 hex>/<first 16 hex>    Descriptor
-    /objects/<topic 8 hex>/state             ObjectsState
-    /objects/<topic 8 hex>/intent            Intent
+    /objects/<topic 8 hex>/state             ObjectsState, with the Intent of an upload under way
     /objects/garbage/<16 hex>                Garbage
 
 `docs/internals/objects.md` says which of them change together.
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GARBAGE_PREFIX",
-    "INTENT",
     "PREFIX",
     "STATE",
     "Descriptor",
@@ -41,7 +39,6 @@ __all__ = [
     "descriptor_of",
     "encode_row",
     "garbage_key",
-    "intent_key",
     "state_key",
     "topic_prefix",
 ]
@@ -49,7 +46,6 @@ __all__ = [
 PREFIX: Final = "/objects/"
 GARBAGE_PREFIX: Final = f"{PREFIX}garbage/"
 STATE: Final = "state"
-INTENT: Final = "intent"
 
 RowT = TypeVar("RowT", bound=msgspec.Struct)
 
@@ -81,27 +77,28 @@ class Descriptor(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
         return unpack_index(self.index)
 
 
+class Intent(msgspec.Struct, array_like=True, frozen=True):
+    """An upload that is about to begin; after a crash its object is looked up by its key."""
+
+    key: str
+    first: int
+    epoch: int
+
+
 class ObjectsState(msgspec.Struct, array_like=True, frozen=True):
     """A topic's watermarks in the objects tier.
 
     Attributes:
         start: the first offset that registered objects hold; older objects have expired.
         uploaded: registered objects hold everything from `start` up to here.
-        changed_us: when `uploaded` last moved.
+        changed_us: when `uploaded` last moved; 0 before the first object.
+        intent: the upload that was begun and is not registered.
     """
 
     start: int = 0
     uploaded: int = 0
     changed_us: int = 0
-
-
-class Intent(msgspec.Struct, array_like=True, frozen=True):
-    """An upload that is about to begin; after a crash its object is looked up by its key."""
-
-    key: str
-    first: int
-    end: int
-    epoch: int
+    intent: Intent | None = None
 
 
 class Garbage(msgspec.Struct, array_like=True, frozen=True):
@@ -132,7 +129,7 @@ class TopicObjects:
     @property
     def known(self) -> bool:
         """Whether anything of the topic was ever registered."""
-        return self.state != _NOTHING
+        return self.state.changed_us > 0
 
     @property
     def start(self) -> int:
@@ -204,11 +201,6 @@ def descriptor_key(topic: int, first: int) -> str:
 def state_key(topic: int) -> str:
     """Return the key of the row with a topic's watermarks."""
     return f"{PREFIX}{topic:08x}/{STATE}"
-
-
-def intent_key(topic: int) -> str:
-    """Return the key of the row with a topic's upload under way."""
-    return f"{PREFIX}{topic:08x}/{INTENT}"
 
 
 def garbage_key(key: str) -> str:

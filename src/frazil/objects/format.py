@@ -21,7 +21,6 @@ from frazil.struct_types import learnt
 __all__ = [
     "FOOTER_BYTES_MAX",
     "HEADER_BYTES",
-    "INDEX_ENTRIES_MAX",
     "MAGIC",
     "TRAILER_BYTES",
     "Footer",
@@ -54,14 +53,11 @@ TRAILER_BYTES: Final = _TRAILER.size
 _CHECKED_BYTES: Final = 20
 """The trailer's fields before its own CRC."""
 FOOTER_BYTES_MAX: Final = 64 << 20
-INDEX_ENTRIES_MAX: Final = 8_192
-"""An index has at most this many entries; larger objects have a coarser index."""
 _ENTRY: Final = struct.Struct("<QQq")
 
 _KEY: Final = re.compile(
     r"(?P<broker>[0-9a-f]{32})/topics/(?P<topic>[0-9a-f]{8})-(?P<uid>[0-9A-Za-z]+)/"
-    r"(?P<first>[0-9a-f]{16})-(?P<end>[0-9a-f]{16})-(?P<epoch>[0-9a-f]{8,16})-(?P<upload>[0-9a-f]{8})"
-    r"\.frz\Z"
+    r"(?P<first>[0-9a-f]{16})-(?P<epoch>[0-9a-f]{8,16})-(?P<upload>[0-9a-f]{8})\.frz\Z"
 )
 
 
@@ -225,7 +221,6 @@ class KeyParts(NamedTuple):
     topic: int
     uid: str
     first: int
-    end: int
     epoch: int
     upload: str
     """8 random hex digits: each attempt to upload a range has a key of its own."""
@@ -239,7 +234,7 @@ def topic_prefix(broker: bytes) -> str:
 def object_key(parts: KeyParts) -> str:
     """Return the key of an object."""
     folder = f"{topic_prefix(parts.broker)}{parts.topic:08x}-{parts.uid}"
-    return f"{folder}/{parts.first:016x}-{parts.end:016x}-{parts.epoch:08x}-{parts.upload}.frz"
+    return f"{folder}/{parts.first:016x}-{parts.epoch:08x}-{parts.upload}.frz"
 
 
 def parse_key(key: str) -> KeyParts | None:
@@ -252,7 +247,6 @@ def parse_key(key: str) -> KeyParts | None:
         topic=int(found["topic"], 16),
         uid=found["uid"],
         first=int(found["first"], 16),
-        end=int(found["end"], 16),
         epoch=int(found["epoch"], 16),
         upload=found["upload"],
     )

@@ -11,7 +11,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from frazil.errors import Closed, CorruptionError, FrazilError, NotFound, Unavailable
 from frazil.log import (
@@ -34,18 +34,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from frazil.log import Decoder
+    from frazil.objects.catalog import ObjectCatalog
     from frazil.objects.descriptor import Descriptor, TopicObjects
     from frazil.objects.store import ObjectStore
 
-__all__ = ["ByteRange", "Fetcher", "ObjectIndex", "ObjectsSource", "ScanRequest", "scan_frames"]
+__all__ = ["ByteRange", "Fetcher", "ObjectIndex", "ObjectsSource", "scan_frames"]
 
 AHEAD_BYTES: Final = 16 << 20
-"""Bytes fetched ahead, and bytes kept after their use, over all readers."""
+"""Bytes fetched ahead over all readers; as many are kept after their use."""
 AHEAD_THREADS: Final = 4
-STALE_CALLS: Final = 64
-"""A fetch ahead that is not used within this many calls makes room for others."""
 BLOCK_BYTES: Final = 8 << 20
-ATTEMPTS_MAX: Final = 10
 INDEXES_MAX: Final = 256
 POSITIONS_MAX: Final = 4_096
 FAULTS_MAX: Final = 1_000
@@ -71,10 +69,9 @@ class ObjectIndex:
     the same block borders and so share requests.
     """
 
-    __slots__ = ("blocks", "descriptor", "offsets", "positions", "ranges", "times")
-
     def __init__(self, descriptor: Descriptor, *, block_bytes: int = BLOCK_BYTES) -> None:
         self.descriptor = descriptor
+        self._block_bytes = block_bytes
         entries = [entry for entry in descriptor.entries() if entry.position > HEADER_BYTES]
         self.offsets = [descriptor.first, *(entry.offset for entry in entries)]
         self.times = [descriptor.time_first_us, *(entry.time_us for entry in entries)]
@@ -83,58 +80,34 @@ class ObjectIndex:
         self.ranges = tuple(
             SpecialRange(r.first, r.end, r.kind, r.reason) for r in descriptor.ranges
         )
-        self.blocks = self._block_starts(block_bytes)
-
-    def _block_starts(self, block_bytes: int) -> list[int]:
-        """Return the number of each block's first interval, and the number of intervals."""
-        starts = [0]
-        for number in range(1, self.intervals):
-            if self.positions[number + 1] - self.positions[starts[-1]] > block_bytes:
-                starts.append(number)
-        starts.append(self.intervals)
-        return starts
-
-    @property
-    def intervals(self) -> int:
-        """Return how many intervals there are; at least one."""
-        return len(self.offsets)
 
     def interval(self, offset: int) -> int:
         """Return the number of the interval that holds an offset."""
         return max(bisect_right(self.offsets, offset) - 1, 0)
-
-    def interval_at(self, position: int) -> int:
-        """Return the number of the interval at a position of the object."""
-        return min(max(bisect_right(self.positions, position) - 1, 0), self.intervals - 1)
-
-    def interval_before(self, time_us: int) -> int:
-        """Return the number of the interval in which the first record at or after a time may be."""
-        return max(bisect_left(self.times, time_us) - 1, 0)
 
     def span(self, first: int, end: int) -> ByteRange:
         """Return the bytes of the intervals `[first, end)`."""
         start = self.positions[first]
         return ByteRange(self.descriptor.key, start, self.positions[end] - start)
 
-    def rest_of_block(self, number: int) -> ByteRange:
-        """Return the bytes from an interval up to the end of its block."""
-        return self.span(number, self.blocks[bisect_right(self.blocks, number)])
+    def block(self, position: int) -> ByteRange:
+        """Return the bytes from the interval at a position up to the end of its block."""
+        number = min(bisect_right(self.positions, position), len(self.offsets)) - 1
+        border = (self.positions[number] // self._block_bytes + 1) * self._block_bytes
+        end = max(bisect_left(self.positions, border), number + 1)
+        return self.span(number, min(end, len(self.offsets)))
 
     def blocks_from(self, position: int) -> Iterator[ByteRange]:
         """Yield the byte ranges of a sequential reader from a position on."""
-        number = bisect_left(self.positions, position)
-        while number < self.intervals:
-            span = self.rest_of_block(number)
-            if not span.length:
-                # An object of gaps alone has no frames.
-                return
+        while position < self.positions[-1]:
+            span = self.block(position)
             yield span
-            number = bisect_left(self.positions, span.start + span.length)
+            position = span.start + span.length
 
     def offset_after(self, position: int) -> int:
         """Return the offset at which reading can continue after damage at a position."""
         number = bisect_right(self.positions, position)
-        return self.offsets[number] if number < self.intervals else self.descriptor.end
+        return self.offsets[number] if number < len(self.offsets) else self.descriptor.end
 
     def limit(self, offset: int) -> int:
         """Return the latest end of records that are contiguous from an offset on."""
@@ -143,15 +116,6 @@ class ObjectIndex:
 
 
 # -- frames in fetched bytes ------------------------------------------------------------------------
-
-
-class ScanRequest(NamedTuple):
-    """The wanted frames: those of a topic with offsets of `[offset, offset_end)`."""
-
-    topic: int
-    offset: int
-    offset_end: int
-    bytes_max: int
 
 
 class Damage(NamedTuple):
@@ -171,14 +135,21 @@ class Scan(NamedTuple):
     damage: Damage | None
 
 
-def scan_frames(data: bytes, position: int, wanted: ScanRequest) -> Scan:
-    """Verify the frames from `position` on and return the wanted ones, without a hole.
+def scan_frames(
+    data: bytes,
+    position: int,
+    *,
+    topic: int,
+    offset: int,
+    offset_end: int = WHOLE,
+    bytes_max: int = WHOLE,
+) -> Scan:
+    """Verify the frames from `position` on; return a topic's from `offset` on, without a hole.
 
     The scan ends at the end of `data`, where the frames reach `offset_end`, or at about
     `bytes_max`, but after at least one frame. A damaged frame below the wanted offsets is skipped
     if its head is intact.
     """
-    topic, offset, offset_end, bytes_max = wanted
     view = memoryview(data)
     frames: list[Frame] = []
     size, expected, limit = 0, offset, len(data) - fmt.FRAME_HEAD_BYTES
@@ -194,7 +165,7 @@ def scan_frames(data: bytes, position: int, wanted: ScanRequest) -> Scan:
             or not 0 < fields[3] <= fmt.KIND_ROWS
             or following > len(data)
         ):
-            damage = _damage(data, position, wanted)
+            damage = _damage(data, position, topic, offset)
             if frames or damage.end is None or damage.end > offset:
                 return Scan(frames, position, damage)
             position = following
@@ -217,13 +188,13 @@ def scan_frames(data: bytes, position: int, wanted: ScanRequest) -> Scan:
     return Scan(frames, position, None)
 
 
-def _damage(data: bytes, position: int, wanted: ScanRequest) -> Damage:
+def _damage(data: bytes, position: int, topic: int, offset: int) -> Damage:
     """Return the offsets that are lost with a damaged frame."""
     head_bytes = data[position : position + fmt.FRAME_HEAD_BYTES]
     head = fmt.read_head(head_bytes, 0)
     reason = "checksum does not match"
-    if fmt.head_fault(head_bytes) or head.topic != wanted.topic or head.kind > fmt.KIND_ROWS:
-        return Damage(wanted.offset, None, reason)
+    if fmt.head_fault(head_bytes) or head.topic != topic or head.kind > fmt.KIND_ROWS:
+        return Damage(offset, None, reason)
     if position + fmt.FRAME_PREFIX_BYTES + head.length > len(data):
         return Damage(head.offset, None, reason)
     return Damage(head.offset, head.offset + head.records, reason)
@@ -232,22 +203,15 @@ def _damage(data: bytes, position: int, wanted: ScanRequest) -> Damage:
 # -- requests -------------------------------------------------------------------------------------
 
 
-class _Ahead:
-    """A range that was fetched ahead and not used yet."""
-
-    __slots__ = ("call", "future")
-
-    def __init__(self, future: Future[bytes], call: int) -> None:
-        self.future = future
-        self.call = call
-
-
 class Fetcher:
     """Fetches byte ranges of objects. Any number of threads may ask; they share requests.
 
+    Ranges under way, fetched ahead and used are in one cache of twice `ahead_bytes`; the least
+    recently used one makes room.
+
     Args:
         store: where objects are; it has its own retries.
-        ahead_bytes: the most bytes fetched ahead, and the most bytes kept after their use.
+        ahead_bytes: the most bytes that are fetched ahead and not used yet.
         threads: how many requests ahead run at once; 0 fetches nothing ahead.
     """
 
@@ -256,131 +220,102 @@ class Fetcher:
     ) -> None:
         self._store = store
         self.ahead_bytes_max = ahead_bytes
-        self._threads = threads
-        self._pool: ThreadPoolExecutor | None = None
-        self._kept: LruCache[bytes] = LruCache(ahead_bytes)
-        self._ahead: OrderedDict[ByteRange, _Ahead] = OrderedDict()
-        self._under_way: dict[ByteRange, Future[bytes]] = {}
+        self._pool = ThreadPoolExecutor(threads, "frazil-objects") if threads else None
+        self._ranges: OrderedDict[ByteRange, Future[bytes]] = OrderedDict()
+        """The least recently used first."""
+        self._unused: set[ByteRange] = set()
+        """Ranges that were fetched ahead."""
         self._lock = threading.Lock()
-        self._calls = 0
         self._is_closed = False
         self._trouble: Unavailable | None = None
         """The error of the last request, if it failed."""
         self._probing = threading.Lock()
-        self.ahead_bytes = 0
-        self.requests = 0
         self.bytes_fetched = 0
 
     @property
     def cache_bytes(self) -> int:
-        """Return the memory of ranges that are kept or fetched ahead."""
-        return self._kept.nbytes + self.ahead_bytes
+        """Return the memory of all ranges."""
+        return sum(span.length for span in self._ranges)
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Return the bytes that were fetched ahead and not used yet."""
+        return sum(span.length for span in self._unused)
 
     def get(self, span: ByteRange) -> bytes:
         """Return the bytes of a range, from the cache, a pending request or a new one.
 
         Raises the errors of the store's `get`.
         """
-        kept = self._kept.get(span)
-        if kept is not None:
-            return kept
         with self._lock:
-            if self._is_closed:
-                raise Closed("reader of objects is closed")
-            under_way = self._under_way.get(span)
-            if under_way is None:
-                ahead = self._ahead.pop(span, None)
-                self.ahead_bytes -= 0 if ahead is None else span.length
-                mine = self._under_way[span] = Future()
-        if under_way is not None:
-            return under_way.result()
-        return self._settled(span, mine, ahead)
+            future = self._ranges.get(span)
+            if future is None:
+                mine = self._added(span, Future())
+            else:
+                self._ranges.move_to_end(span)
+                self._unused.discard(span)
+        if future is None:
+            return self._answer(span, mine)
+        try:
+            return future.result()
+        except (FrazilError, CancelledError):
+            # The request was another reader's: this one tries for itself.
+            return self.again(span)
 
     def again(self, span: ByteRange) -> bytes:
         """Fetch a range anew after a damaged answer and replace its cached bytes."""
-        self._kept.forget(lambda key: key == span)
-        data = self._fetch(span)
-        self._kept.put(span, data, span.length)
-        return data
+        with self._lock:
+            mine = self._added(span, Future())
+        return self._answer(span, mine)
 
     def ahead(self, spans: Sequence[ByteRange]) -> None:
         """Start to fetch the ranges that are needed next, in order, as far as the budget goes."""
-        if not self._threads:
-            return
         with self._lock:
-            self._calls += 1
             for span in spans:
-                found = self._ahead.get(span)
-                if found is not None:
-                    found.call = self._calls
-                    self._ahead.move_to_end(span)
+                if span in self._ranges:
+                    self._ranges.move_to_end(span)
                     continue
-                if self._is_closed or not self._has_room(span.length):
+                has_room = self.ahead_bytes + span.length <= self.ahead_bytes_max
+                if self._pool is None or self._is_closed or not has_room:
                     return
-                if span in self._under_way or self._kept.get(span) is not None:
-                    continue
-                future = self._workers().submit(self._fetch, span)
-                self._ahead[span] = _Ahead(future, self._calls)
-                self.ahead_bytes += span.length
+                self._added(span, self._pool.submit(self._fetch, span))
+                self._unused.add(span)
 
     def close(self) -> None:
         """Drop all bytes; pending requests end by themselves."""
         with self._lock:
             self._is_closed = True
-            pool, self._pool = self._pool, None
-            waiting = [found.future for found in self._ahead.values()]
-            self._ahead.clear()
-            self.ahead_bytes = 0
-        for future in waiting:
-            future.cancel()
-        self._kept.forget()
-        if pool is not None:
+            self._ranges.clear()
+            self._unused.clear()
+        if self._pool is not None:
             # Without waiting: with a store that is down this would take all its retries.
-            pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # -- the lock is held ------------------------------------------------------------------------
+    def _added(self, span: ByteRange, future: Future[bytes]) -> Future[bytes]:
+        """Cache a request; the caller has the lock."""
+        if self._is_closed:
+            raise Closed("reader of objects is closed")
+        self._ranges[span] = future
+        self._ranges.move_to_end(span)
+        size = self.cache_bytes
+        while size > 2 * self.ahead_bytes_max:
+            oldest, _future = self._ranges.popitem(last=False)
+            self._unused.discard(oldest)
+            size -= oldest.length
+        return future
 
-    def _has_room(self, length: int) -> bool:
-        """Drop stale fetches ahead until a range fits; tell whether it does."""
-        while self.ahead_bytes + length > self.ahead_bytes_max:
-            oldest = next(iter(self._ahead), None)
-            if oldest is None or self._ahead[oldest].call > self._calls - STALE_CALLS:
-                return False
-            self._ahead.pop(oldest).future.cancel()
-            self.ahead_bytes -= oldest.length
-        return True
-
-    def _workers(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="frazil-objects")
-        return self._pool
-
-    # -- requests --------------------------------------------------------------------------------
-
-    def _settled(self, span: ByteRange, mine: Future[bytes], ahead: _Ahead | None) -> bytes:
+    def _answer(self, span: ByteRange, mine: Future[bytes]) -> bytes:
         """Fetch a range for this thread and for all that wait for it."""
         try:
-            data = None if ahead is None else self._arrived(ahead.future)
-            if data is None:
-                data = self._fetch(span)
+            data = self._fetch(span)
         except BaseException as error:
+            with self._lock:
+                if self._ranges.get(span) is mine:
+                    del self._ranges[span]
             mine.set_exception(error)
             raise
-        else:
-            self._kept.put(span, data, span.length)
-            mine.set_result(data)
-            return data
-        finally:
-            with self._lock:
-                del self._under_way[span]
-
-    def _arrived(self, future: Future[bytes]) -> bytes | None:
-        """Return the bytes of a fetch ahead; None if it failed and should be repeated."""
-        try:
-            return future.result()
-        except (FrazilError, CancelledError):
-            # The reader repeats the request and raises its own error.
-            return None
+        mine.set_result(data)
+        return data
 
     def _fetch(self, span: ByteRange) -> bytes:
         """Ask the store; after a failure one thread tries and the others fail at once.
@@ -389,43 +324,23 @@ class Fetcher:
         reading threads, those of other topics too.
         """
         trouble = self._trouble
-        if trouble is None:
-            return self._ask(span)
-        if not self._probing.acquire(blocking=False):
+        if trouble is not None and not self._probing.acquire(blocking=False):
             raise Unavailable(trouble.message, **trouble.details)
-        try:
-            return self._ask(span)
-        finally:
-            self._probing.release()
-
-    def _ask(self, span: ByteRange) -> bytes:
         try:
             data = self._store.get(span.key, start=span.start, length=span.length)
         except Unavailable as error:
             self._trouble = error
             raise
+        finally:
+            if trouble is not None:
+                self._probing.release()
         self._trouble = None
         with self._lock:
-            self.requests += 1
             self.bytes_fetched += len(data)
         return data
 
 
 # -- the source -----------------------------------------------------------------------------------
-
-
-class Pictures(Protocol):
-    """Gives the registered objects of a topic."""
-
-    def topic(self, topic_id: int, /) -> TopicObjects:
-        """Return a topic's registered objects at this moment; never blocks."""
-
-
-class _Position(NamedTuple):
-    """The next position of a sequential reader, and the range it read last."""
-
-    span: ByteRange
-    position: int
 
 
 class _Changed(Exception):
@@ -445,7 +360,7 @@ class ObjectsSource:
 
     def __init__(
         self,
-        catalog: Pictures,
+        catalog: ObjectCatalog,
         store: ObjectStore,
         codecs: Callable[[int], Decoder],
         *,
@@ -456,15 +371,15 @@ class ObjectsSource:
         self._codecs = codecs
         self.fetcher = Fetcher(store, ahead_bytes=ahead_bytes, threads=threads)
         self._block_bytes = max(1, min(BLOCK_BYTES, ahead_bytes // 2))
-        self._indexes: OrderedDict[tuple[str, int], ObjectIndex] = OrderedDict()
-        self._positions: OrderedDict[tuple[int, int], _Position] = OrderedDict()
+        self._indexes: LruCache[ObjectIndex] = LruCache(INDEXES_MAX)
+        self._positions: LruCache[tuple[ByteRange, int]] = LruCache(POSITIONS_MAX)
+        """By topic and offset: the range that a sequential reader read last, and where it ended."""
         self._pins: set[HistoryPin] = set()
         # Re-entrant, because the garbage collector may close a forgotten reader at any point.
         self._lock = threading.RLock()
-        self._faults: dict[str, dict[str, object]] = {}
-        """Missing or damaged objects that readers found, by object and position."""
+        self._faults: dict[tuple[str, int], dict[str, Any]] = {}
+        """Damaged objects that readers found, by key and position; 0 is a missing object."""
         self._retiring: dict[int, int] = {}
-        self.refetches = 0
         self.frames_read = 0
 
     def close(self) -> None:
@@ -488,12 +403,11 @@ class ObjectsSource:
             CorruptionError: if an object is missing or damaged; the details name what is lost.
             Unavailable: if the store cannot be reached; `retry_after_ms` says when to try again.
         """
-        for _ in range(ATTEMPTS_MAX):
+        while True:
             try:
                 return self._read(self._catalog.topic(topic), offset, bytes_max)
             except _Changed:
                 continue
-        raise NotFound("offset is being moved, try again", topic_id=topic, offset=offset)
 
     def _read(self, picture: TopicObjects, offset: int, bytes_max: int) -> Piece:
         first = self._first(picture)
@@ -538,151 +452,129 @@ class ObjectsSource:
         """Read and decode the frames from `offset` on; the reader came from `asked`."""
         topic = picture.topic
         decoder = self._codecs(topic)
-        with self._lock:
-            before = self._positions.get((topic, asked))
-        position, span = self._span_of(index, offset, before)
+        before = self._positions.get((topic, asked))
+        number = index.interval(offset)
+        position, span = index.positions[number], index.span(number, number + 1)
         if before is not None:
+            # A reader that continues: in the bytes that it has, else with the next block.
+            last, stopped = before
+            if last.key == span.key:
+                position, span = stopped, last
+            if position >= span.start + span.length or last.key != span.key:
+                span = index.block(position)
+                position = span.start
             self._go_ahead(picture, index, span)
-        wanted = ScanRequest(topic, offset, index.limit(offset), bytes_max)
-        found = self._scanned(index, span, position, wanted)
+        limit = index.limit(offset)
+        found = self._scanned(index, span, position, topic, offset, limit, bytes_max)
         batches = batches_of(found.frames, decoder, offset=offset, topic=topic)
-        if batches[-1].offset_next > wanted.offset_end:
-            batches[-1] = batches[-1].slice(0, wanted.offset_end - batches[-1].offset)
+        if batches[-1].offset_next > limit:
+            batches[-1] = batches[-1].slice(0, limit - batches[-1].offset)
         self.frames_read += len(found.frames)
-        self._remember(topic, batches[-1].offset_next, _Position(span, span.start + found.position))
+        self._positions.put((topic, batches[-1].offset_next), (span, span.start + found.position))
         return batches
 
-    def _span_of(
-        self, index: ObjectIndex, offset: int, before: _Position | None
-    ) -> tuple[int, ByteRange]:
-        """Return the position to scan from and the bytes to fetch."""
-        if before is None or before.span.key != index.descriptor.key:
-            number = index.interval(offset)
-            position = index.positions[number]
-        else:
-            span, position = before
-            if position < span.start + span.length:
-                return position, span
-            number = index.interval_at(position)
-            position = index.positions[number]
-        if before is None:
-            return position, index.span(number, number + 1)
-        return position, index.rest_of_block(number)
-
     def _scanned(
-        self, index: ObjectIndex, span: ByteRange, position: int, wanted: ScanRequest
+        self,
+        index: ObjectIndex,
+        span: ByteRange,
+        position: int,
+        topic: int,
+        offset: int,
+        offset_end: int,
+        bytes_max: int = WHOLE,
     ) -> Scan:
-        """Return verified frames from `wanted.offset` on, fetched a second time if need be.
+        """Return verified frames from `offset` on, fetched a second time if need be.
 
         Raises:
             CorruptionError: if the record at the offset is damaged in the store as well.
         """
-        at = position - span.start
-        found = scan_frames(self._bytes(index, span, wanted), at, wanted)
-        if not found.frames:
-            self.refetches += 1
-            data = self._bytes(index, span, wanted, again=True)
-            found = scan_frames(data, at, wanted)
-        if not found.frames:
-            raise self._damaged(index, span, found, wanted)
-        if self._faults:
-            self._clear_faults(index.descriptor.key, position, span.start + found.position)
-        return found
-
-    def _bytes(
-        self, index: ObjectIndex, span: ByteRange, wanted: ScanRequest, *, again: bool = False
-    ) -> bytes:
-        fetch = self.fetcher.again if again else self.fetcher.get
-        try:
-            return fetch(span)
-        except Unavailable as error:
-            details = {"retry_after_ms": RETRY_AFTER_MS, **error.details}
-            raise Unavailable(error.message, **details) from error
-        except NotFound:
-            self._check_registered(index.descriptor, wanted.topic)
-        try:
-            return self.fetcher.again(span)
-        except NotFound:
-            self._missing(index.descriptor, wanted)
-
-    def _check_registered(self, descriptor: Descriptor, topic: int) -> None:
-        """Raise `_Changed` if the object is no longer registered: it may have expired."""
-        found = self._catalog.topic(topic).find(descriptor.first)
-        if found is None or found.key != descriptor.key:
-            raise _Changed
-
-    def _missing(self, descriptor: Descriptor, wanted: ScanRequest) -> NoReturn:
-        self._check_registered(descriptor, wanted.topic)
-        facts = {
-            "topic": wanted.topic,
-            "key": descriptor.key,
-            "offset_first": wanted.offset,
-            "offset_next": descriptor.end,
-        }
-        self._report_fault("object_missing", descriptor.key, facts)
-        raise CorruptionError(
-            "a registered object is missing or cut short in the store: bring it back under its "
-            "key, from a copy or an older version; reading may go on at offset_next",
-            **facts,
-        )
-
-    def _damaged(
-        self, index: ObjectIndex, span: ByteRange, found: Scan, wanted: ScanRequest
-    ) -> CorruptionError:
-        position = span.start + found.position
-        damage = found.damage or Damage(wanted.offset, None, "records are missing")
+        found = Scan([], 0, None)
+        for fetch in (self.fetcher.get, self.fetcher.again):
+            found = scan_frames(
+                self._bytes(fetch, index.descriptor, span, topic, offset),
+                position - span.start,
+                topic=topic,
+                offset=offset,
+                offset_end=offset_end,
+                bytes_max=bytes_max,
+            )
+            if found.frames:
+                if self._faults:
+                    self._clear_faults(span.key, position, span.start + found.position)
+                return found
+        damaged_at = span.start + found.position
+        damage = found.damage or Damage(offset, None, "records are missing")
         end = damage.end
-        if end is None or end <= wanted.offset:
-            end = index.offset_after(position)
-        facts = {
-            "topic": wanted.topic,
-            "offset_first": damage.first,
-            "offset_next": min(max(end, wanted.offset + 1), index.descriptor.end),
-            "reason": damage.reason,
-            "key": index.descriptor.key,
-            "position": position,
-        }
-        self._report_fault("object_damaged", f"{index.descriptor.key}@{position}", facts)
-        return CorruptionError(
+        if end is None or end <= offset:
+            end = index.offset_after(damaged_at)
+        raise self._fault(
+            "object_damaged",
             "records in an object are damaged in the store: bring the object back under its key, "
             "from a copy or an older version; reading may go on at offset_next",
-            **facts,
+            topic=topic,
+            offset_first=damage.first,
+            offset_next=min(max(end, offset + 1), index.descriptor.end),
+            reason=damage.reason,
+            key=span.key,
+            position=damaged_at,
         )
 
-    def _report_fault(self, name: str, what: str, facts: dict[str, object]) -> None:
-        """Log a fault once, however many readers find it."""
+    def _bytes(
+        self,
+        fetch: Callable[[ByteRange], bytes],
+        descriptor: Descriptor,
+        span: ByteRange,
+        topic: int,
+        offset: int,
+    ) -> bytes:
+        for each in (fetch, self.fetcher.again):
+            try:
+                return each(span)
+            except Unavailable as error:
+                details = {"retry_after_ms": RETRY_AFTER_MS, **error.details}
+                raise Unavailable(error.message, **details) from error
+            except NotFound:
+                found = self._catalog.topic(topic).find(descriptor.first)
+                if found is None or found.key != descriptor.key:
+                    raise _Changed from None
+        raise self._fault(
+            "object_missing",
+            "a registered object is missing or cut short in the store: bring it back under its "
+            "key, from a copy or an older version; reading may go on at offset_next",
+            topic=topic,
+            key=descriptor.key,
+            offset_first=offset,
+            offset_next=descriptor.end,
+        )
+
+    def _fault(self, name: str, message: str, **facts: Any) -> CorruptionError:
+        """Return the error of a fault, which is logged once, however many readers find it."""
+        what = (facts["key"], facts.get("position", 0))
         with self._lock:
-            if what in self._faults:
-                return
-            if len(self._faults) < FAULTS_MAX:
+            is_new = what not in self._faults
+            if is_new and len(self._faults) < FAULTS_MAX:
                 self._faults[what] = {"event": name, **facts}
-        warn(name, **facts)
+        if is_new:
+            warn(name, **facts)
+        return CorruptionError(message, **facts)
 
     def _clear_faults(self, key: str, first: int, end: int) -> None:
         """Remove the faults of a byte range that could be read."""
         with self._lock:
-            for what, facts in list(self._faults.items()):
-                position = facts.get("position", first)
-                assert isinstance(position, int)
-                if facts["key"] == key and first <= position < end:
-                    del self._faults[what]
+            self._faults = {
+                what: facts
+                for what, facts in self._faults.items()
+                if what[0] != key or (what[1] and not first <= what[1] < end)
+            }
 
-    def unreadable(self) -> list[dict[str, object]]:
+    def unreadable(self) -> list[dict[str, Any]]:
         """Return the missing or damaged objects that readers found and that are still registered."""
         with self._lock:
-            known = list(self._faults.items())
-        found = []
-        for what, facts in known:
-            topic, offset = facts["topic"], facts["offset_first"]
-            assert isinstance(topic, int)
-            assert isinstance(offset, int)
-            descriptor = self._catalog.topic(topic).find(offset)
-            if descriptor is not None and descriptor.key == facts["key"]:
-                found.append(facts)
-                continue
-            with self._lock:
-                self._faults.pop(what, None)
-        return found
+            for what, facts in list(self._faults.items()):
+                found = self._catalog.topic(facts["topic"]).find(facts["offset_first"])
+                if found is None or found.key != facts["key"]:
+                    del self._faults[what]
+            return list(self._faults.values())
 
     # -- reading ahead ----------------------------------------------------------------------------
 
@@ -704,13 +596,6 @@ class ObjectsSource:
         for descriptor in picture.after(index.descriptor.end):
             yield from self._index(descriptor).blocks_from(HEADER_BYTES)
 
-    def _remember(self, topic: int, offset: int, position: _Position) -> None:
-        with self._lock:
-            self._positions[topic, offset] = position
-            self._positions.move_to_end((topic, offset))
-            while len(self._positions) > POSITIONS_MAX:
-                self._positions.popitem(last=False)
-
     def _index_of(self, picture: TopicObjects, offset: int) -> ObjectIndex:
         descriptor = picture.find(offset)
         if descriptor is not None:
@@ -725,17 +610,11 @@ class ObjectsSource:
 
     def _index(self, descriptor: Descriptor) -> ObjectIndex:
         key = (descriptor.key, descriptor.first)
-        with self._lock:
-            found = self._indexes.get(key)
-            if found is not None:
-                self._indexes.move_to_end(key)
-                return found
-        index = ObjectIndex(descriptor, block_bytes=self._block_bytes)
-        with self._lock:
-            self._indexes[key] = index
-            while len(self._indexes) > INDEXES_MAX:
-                self._indexes.popitem(last=False)
-        return index
+        found = self._indexes.get(key)
+        if found is None:
+            found = ObjectIndex(descriptor, block_bytes=self._block_bytes)
+            self._indexes.put(key, found)
+        return found
 
     # -- times and pins --------------------------------------------------------------------------
 
@@ -745,7 +624,7 @@ class ObjectsSource:
         Raises:
             Unavailable: if the store cannot be reached.
         """
-        for _ in range(ATTEMPTS_MAX):
+        while True:
             picture = self._catalog.topic(topic)
             later = (each for each in picture.descriptors if each.time_last_us >= time_us)
             descriptor = next(later, None)
@@ -755,14 +634,13 @@ class ObjectsSource:
                 return max(self._first_at(descriptor, topic, time_us), self._first(picture))
             except _Changed:
                 continue
-        raise NotFound("objects are being moved, try again", topic_id=topic)
 
     def _first_at(self, descriptor: Descriptor, topic: int, time_us: int) -> int:
         """Return the first offset at or after a time in an object that has one."""
         if descriptor.time_first_us >= time_us:
             return descriptor.first
         index = self._index(descriptor)
-        number = index.interval_before(time_us)
+        number = max(bisect_left(index.times, time_us) - 1, 0)
         span = index.span(number, number + 1)
         position, offset, end = span.start, index.offsets[number], index.offset_after(span.start)
         while offset < end:
@@ -770,9 +648,8 @@ class ObjectsSource:
             if special is not None:
                 offset = special.end
                 continue
-            wanted = ScanRequest(topic, offset, index.limit(offset), WHOLE)
             try:
-                found = self._scanned(index, span, position, wanted)
+                found = self._scanned(index, span, position, topic, offset, index.limit(offset))
             except CorruptionError:
                 # A reader that starts here gets the error.
                 return offset

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from frazil.log import Frame
 from frazil.log import format as fmt
 from frazil.tiers import user_schema
 from frazil.topic import CHANGE_FLAGS, OP_FIELD, PRESENT_FIELD, arrow_payload
@@ -24,20 +25,12 @@ if TYPE_CHECKING:
 
     from frazil.tiers import SentRun, StoredRows
 
-__all__ = ["FRAME_BYTES", "MadeFrame", "Reframer", "Runs"]
+__all__ = ["FRAME_BYTES", "Reframer", "Runs"]
 
 FRAME_BYTES: Final = 1 << 20
 """About the most bytes of a frame."""
 SALT: Final = b"reframed"
 """In place of a segment's salt: these frames were never in a segment."""
-
-
-class MadeFrame(NamedTuple):
-    """One frame, whole."""
-
-    data: bytes
-    offset: int
-    records: int
 
 
 class _Rows(NamedTuple):
@@ -100,7 +93,7 @@ class Reframer:
         self._keyed = keyed
         self._options = pa.ipc.IpcWriteOptions()
 
-    def frames(self, pieces: Iterable[StoredRows]) -> Iterator[MadeFrame]:
+    def frames(self, pieces: Iterable[StoredRows]) -> Iterator[Frame]:
         """Yield the frames of contiguous rows in offset order.
 
         The last rows are held back until rows of another time follow, so that a caller that stops
@@ -124,7 +117,7 @@ class Reframer:
         same = (held.time_us, held.version, held.end) == (rows.time_us, rows.version, rows.offset)
         return same and (held.batch.nbytes < FRAME_BYTES or self._runs.whole(held.end) > held.end)
 
-    def _cut(self, rows: _Rows) -> Iterator[MadeFrame]:
+    def _cut(self, rows: _Rows) -> Iterator[Frame]:
         count = rows.end - rows.offset
         step = max(1, min(count, count * FRAME_BYTES // max(rows.batch.nbytes, 1)))
         at = rows.offset
@@ -133,7 +126,7 @@ class Reframer:
             yield self._frame(rows, at, end)
             at = end
 
-    def _frame(self, rows: _Rows, first: int, end: int) -> MadeFrame:
+    def _frame(self, rows: _Rows, first: int, end: int) -> Frame:
         batch = rows.batch.slice(first - rows.offset, end - first)
         names = user_schema(batch.schema).names
         if self._keyed:
@@ -158,7 +151,7 @@ class Reframer:
             runs=runs,
         )
         whole = b"".join((head, memoryview(data), padding))
-        return MadeFrame(whole, first, end - first)
+        return Frame(fmt.read_head(whole, 0), whole, fmt.FRAME_HEAD_BYTES + len(runs))
 
 
 def _by_time(piece: StoredRows) -> Iterator[_Rows]:

@@ -16,14 +16,13 @@ import attrs
 import msgspec
 
 from frazil.errors import CorruptionError
-from frazil.log import format as log_fmt
 from frazil.metadata import LeaseEpoch, Transaction, entries
 from frazil.objects import descriptor as rows
 from frazil.objects import format as fmt
 from frazil.objects.backup import listed
 from frazil.objects.descriptor import Descriptor, ObjectsState, descriptor_of
 from frazil.objects.format import Footer, Range
-from frazil.objects.reader import WHOLE, ObjectIndex, ScanRequest, scan_frames
+from frazil.objects.reader import ObjectIndex, scan_frames
 from frazil.objects.writer import read_tail
 
 if TYPE_CHECKING:
@@ -133,8 +132,8 @@ def _footer(store: ObjectStore, meta: ObjectMeta, parts: KeyParts) -> Footer | s
         footer = read_tail(store, meta)
     except CorruptionError as error:
         return str(error)
-    named = (parts.broker, parts.epoch, parts.topic, parts.uid, parts.first, parts.end)
-    own = (footer.broker, footer.epoch, footer.topic, footer.uid, footer.first, footer.end)
+    named = (parts.broker, parts.epoch, parts.topic, parts.uid, parts.first)
+    own = (footer.broker, footer.epoch, footer.topic, footer.uid, footer.first)
     return footer if named == own else "its footer does not fit its key"
 
 
@@ -146,28 +145,26 @@ def frames_of(store: ObjectStore, descriptor: Descriptor, topic: int) -> Iterato
         NotFound: the object is gone.
     """
     for block in ObjectIndex(descriptor).blocks_from(fmt.HEADER_BYTES):
-        position, is_again = 0, False
-        while position < block.length:
-            start, length = block.start + position, block.length - position
-            data = store.get(block.key, start=start, length=length)
+        at, tried_at = 0, -1
+        while at < block.length:
+            data = store.get(block.key, start=block.start + at, length=block.length - at)
             taken, reason = 0, ""
-            while taken < length and not reason:
-                head = data[taken : taken + log_fmt.FRAME_HEAD_BYTES]
-                offset = int.from_bytes(head[:8], "little")
+            while taken < len(data) and not reason:
                 # The scan stops at gaps: it is continued from the next frame's own offset.
-                scan = scan_frames(data, taken, ScanRequest(topic, offset, WHOLE, WHOLE))
-                if not scan.frames:
-                    reason = scan.damage.reason if scan.damage is not None else "no frame"
+                offset = int.from_bytes(data[taken : taken + 8], "little")
+                scan = scan_frames(data, taken, topic=topic, offset=offset)
                 yield from scan.frames
                 taken = scan.position
-            if reason and is_again and not taken:
+                if not scan.frames:
+                    reason = scan.damage.reason if scan.damage is not None else "no frame"
+            if not taken and tried_at == at:
                 raise CorruptionError(
-                    "an object is damaged", key=descriptor.key, position=start, reason=reason
+                    "an object is damaged",
+                    key=descriptor.key,
+                    position=block.start + at,
+                    reason=reason,
                 )
-            position, is_again = position + taken, bool(reason)
-
-
-# -- chains ------------------------------------------------------------------------------------------
+            at = tried_at = at + taken
 
 
 class Chain(NamedTuple):

@@ -183,11 +183,8 @@ class Collector:
     def _delete(self, going: Sequence[Garbage]) -> Iterator[Garbage]:
         for start in range(0, len(going), DELETE_KEYS_MAX):
             # Checked again right before: an object in use must never go.
-            page = [
-                row
-                for row in going[start : start + DELETE_KEYS_MAX]
-                if not self._catalog.in_use(row.key)
-            ]
+            used = self._catalog.keys_in_use()
+            page = [row for row in going[start : start + DELETE_KEYS_MAX] if row.key not in used]
             self._store.delete([row.key for row in page])
             # First the objects, then their rows: after a crash they are deleted once more.
             self._catalog.forget_garbage([row.key for row in page])
@@ -204,11 +201,11 @@ class Collector:
             if parts is not None and parts.epoch <= self._catalog.epoch:
                 candidates.append(meta)
         # Only now: an object that was registered during the listing is in use by now.
-        condemned = {row.key for row in self._catalog.garbage()}
+        known = self._catalog.keys_in_use() | {row.key for row in self._catalog.garbage()}
         found: list[ObjectMeta] = []
         spared = 0
         for meta in candidates:
-            if meta.key in condemned or self._catalog.in_use(meta.key):
+            if meta.key in known:
                 continue
             if meta.modified_us + self._grace_us > now_us:
                 spared += 1

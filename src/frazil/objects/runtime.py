@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from frazil.background import Task
 from frazil.errors import (
     Closed,
     Conflict,
-    CorruptionError,
     FrazilError,
     InvalidRequest,
     NotFound,
@@ -42,7 +42,7 @@ from frazil.tiers import has_objects
 from frazil.topic import TierWaits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from frazil.log import Segment
     from frazil.objects.descriptor import Descriptor, TopicObjects
@@ -87,8 +87,8 @@ class ObjectsTopic:
         self.runtime = runtime
         self.id = runtime.state.id
         self.waits = TierWaits(self._hurry, timeout_s=objects.settings.ack_timeout_s)
-        self.busy = False
-        """An upload thread has it."""
+        self.uploading = threading.Lock()
+        """Held by the thread that uploads it."""
         self.hurry = False
         """A publisher waits for `uploaded`."""
         self.begun_at: float | None = None
@@ -159,7 +159,7 @@ class ObjectsTopic:
 
     def status(self, now_us: int) -> dict[str, Any]:
         """Describe the topic, ready for JSON."""
-        picture, trouble = self.picture, self._objects.uploader.trouble(self.id)
+        picture, trouble = self.picture, self._objects.uploader.troubles.get(self.id)
         state = "stopped" if self.stopped else "failing" if trouble is not None else "running"
         return {
             "state": state,
@@ -226,18 +226,26 @@ class Objects:
         self.topics: dict[int, ObjectsTopic] = {}
         self.runtimes: dict[int, TopicRuntime] = {}
         """All open topics: those that are no longer uploaded can have objects, too."""
-        self.errors: dict[str, str] = {}
-        """Unexpected errors of the threads, by task; they go on."""
         self.failures = 0
         """Failed uploads since the start."""
         self.store: ObjectStore | None = None
         self.source: ObjectsSource | None = None
-        self._stopping = False
         self._opened_at = engine.clock.monotonic()
-        self._woken = threading.Event()
         self._work: SimpleQueue[ObjectsTopic | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
-        self._due: dict[str, float] = {}
+        self._queued: set[int] = set()
+        """Topics that wait for an upload thread, or have one."""
+        self._uploaders: list[threading.Thread] = []
+        self._is_recovered = False
+        self._task = Task(
+            "frazil-objects",
+            self._round,
+            clock=engine.clock,
+            pause_s=lambda: max(TICK_S, TICK_TOPIC_S * len(self.topics)),
+            failed_event="objects_failed",
+            expected=lambda error: self._task.stopping and isinstance(error, Closed),
+        )
+        self.errors = self._task.errors
+        """Unexpected errors of the threads, by step; they go on."""
         self.catalog = ObjectCatalog(
             engine.stores.shared, clock=engine.clock, epoch=lambda: engine.ownership.epoch
         )
@@ -287,10 +295,15 @@ class Objects:
                 self.frames,
                 broker=self._engine.log.journal.journal_id,
                 clock=self.clock,
-                settings=self.settings,
+                object_bytes_max=self.settings.object_bytes_max,
             )
             self.retention = ObjectsRetention(self._engine, self, self.store)
             self.backups = Backups(self._engine, self.catalog, self.store)
+            self._steps = (
+                ("holds", HOLDS_S, self.move_holds),
+                ("retention", RETENTION_CHECK_S, self.retention.run),
+                ("backup", BACKUP_CHECK_S, self.backups.tick),
+            )
         controls: list[Control] = []
         for runtime in list(self.runtimes.values()):
             spec = runtime.state.spec
@@ -330,31 +343,19 @@ class Objects:
 
     def begin(self) -> None:
         """Start the threads if any topic has objects."""
-        if self._threads or not self._engine.threaded or self.store is None or not self.topics:
+        if self._task.is_running or not self._engine.threaded or self.store is None:
             return
-        for number in range(UPLOAD_THREADS):
-            self._start(self._upload_some, f"frazil-upload-{number}")
-        self._start(self._run, "frazil-objects")
-
-    def _start(self, target: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        if self.topics:
+            for number in range(UPLOAD_THREADS):
+                name = f"frazil-upload-{number}"
+                thread = threading.Thread(target=self._upload_some, name=name, daemon=True)
+                self._uploaders.append(thread)
+                thread.start()
+            self._task.start()
 
     def wake(self) -> None:
         """Have the thread look at all topics now."""
-        self._woken.set()
-
-    def _run(self) -> None:
-        while not self._stopping and any(topic.stopped for topic in self.all_topics):
-            self._guard("recover", self.recover)
-            if "recover" not in self.errors:
-                break
-            self._woken.wait(RECOVER_S)
-        while not self._stopping:
-            self._woken.wait(max(TICK_S, TICK_TOPIC_S * len(self.topics)))
-            self._woken.clear()
-            self._guard("round", self._round)
+        self._task.wake()
 
     def recover(self) -> None:
         """Register the objects of topics again whose metadata was lost (F28).
@@ -365,6 +366,7 @@ class Objects:
         assert self.store is not None
         lost = [topic for topic in self.all_topics if topic.stopped]
         if not lost:
+            self._is_recovered = True
             return
         broker = self._engine.log.journal.journal_id
         backup = newest_backup(self.store, broker).backup
@@ -385,41 +387,28 @@ class Objects:
         for topic in lost:
             topic.resume()
             topic.note()
-
-    def _guard(self, task: str, function: Callable[[], object]) -> None:
-        try:
-            function()
-        except Exception as error:  # noqa: BLE001 - a thread's top: it goes on
-            if self._stopping and isinstance(error, Closed):
-                return
-            text = f"{type(error).__name__}: {error}"
-            if self.errors.get(task) != text:
-                warn("objects_failed", task=task, error=text)
-            self.errors[task] = text
-        else:
-            self.errors.pop(task, None)
-
-    def _every(self, task: str, interval_s: float, function: Callable[[], object]) -> None:
-        now = self.clock.monotonic()
-        if now >= self._due.get(task, now):
-            self._due[task] = now + interval_s
-            self._guard(task, function)
+        self._is_recovered = True
 
     def _round(self) -> None:
+        """Queue the uploads that are due, and do what else is."""
+        if not self._is_recovered:
+            if self._task.is_due("recover", RECOVER_S):
+                self._task.run("recover", self.recover)
+            return
         for topic in self.all_topics:
-            if self._stopping:
+            if self._task.stopping:
                 return
-            if not topic.busy and self._is_due(topic):
-                topic.busy = True
+            if topic.id not in self._queued and self._is_due(topic):
+                self._queued.add(topic.id)
                 self._work.put(topic)
-        self._every("holds", HOLDS_S, self.move_holds)
-        self._every("retention", RETENTION_CHECK_S, self.retention.run)
-        self._every("backup", BACKUP_CHECK_S, self.backups.tick)
+        for step, interval_s, work in self._steps:
+            if self._task.is_due(step, interval_s):
+                self._task.run(step, work)
 
     def _is_due(self, topic: ObjectsTopic) -> bool:
         if topic.stopped or not self.uploader.due(topic.id, is_waiting=topic.hurry):
             return False
-        if self.catalog.intent(topic.id) is not None:
+        if topic.picture.state.intent is not None:
             # An upload of an earlier process, or of unknown outcome.
             return True
         if topic.missing <= 0:
@@ -433,45 +422,39 @@ class Objects:
 
     def _upload_some(self) -> None:
         while (topic := self._work.get()) is not None:
-            if not self._stopping:
-                self._guard(f"upload {topic.name}", partial(self.upload, topic))
-            topic.busy = False
+            if not self._task.stopping:
+                self._task.run(f"upload {topic.name}", partial(self.upload, topic))
+            self._queued.discard(topic.id)
 
-    def upload(self, topic: ObjectsTopic) -> bool:
-        """Upload the durable records of a topic, object by object; tell whether there were any."""
-        topic.begun_at = self.clock.monotonic()
-        is_waiting, topic.hurry = topic.hurry, False
-        target, done = topic.runtime.state.durable, False
-        while not self._stopping and not topic.stopped:
-            before = topic.uploaded
-            if not self.uploader.cycle(topic.id, is_waiting=is_waiting):
-                break
-            done = True
-            event("topic_uploaded", topic=topic.name, first=before, uploaded=topic.uploaded)
-            topic.note()
-            if topic.uploaded >= target:
-                break
-        topic.hurry = topic.hurry or topic.waits.is_asked()
-        self._note_trouble(topic)
-        return done
+    def upload(self, topic: ObjectsTopic) -> None:
+        """Upload the durable records of a topic, object by object."""
+        with topic.uploading:
+            topic.begun_at = self.clock.monotonic()
+            is_waiting, topic.hurry = topic.hurry, False
+            target = topic.runtime.state.durable
+            while not self._task.stopping and not topic.stopped and topic.uploaded < target:
+                before = topic.uploaded
+                if not self.uploader.cycle(topic.id, is_waiting=is_waiting):
+                    break
+                event("topic_uploaded", topic=topic.name, first=before, uploaded=topic.uploaded)
+                topic.note()
+            topic.hurry = topic.hurry or topic.waits.is_asked()
+            self._note_trouble(topic)
 
     def _note_trouble(self, topic: ObjectsTopic) -> None:
-        trouble = self.uploader.trouble(topic.id)
+        trouble = self.uploader.troubles.get(topic.id)
         before, topic.trouble_seen = topic.trouble_seen, trouble
         if trouble is None:
             topic.waits.delay = ""
             return
         if trouble is before:
             return
-        error = trouble.error
-        if isinstance(error, CorruptionError) and self.frames.note_damage(topic.id, error):
-            self.uploader.retry(topic.id)
         topic.failures += 1
         self.failures += 1
-        topic.waits.delay = str(error)
+        topic.waits.delay = str(trouble.error)
         # Each try has another key in its facts: the message tells whether the trouble is new.
-        if before is None or error.message != before.error.message:
-            warn("upload_failed", topic=topic.name, error=str(error))
+        if before is None or trouble.error.message != before.error.message:
+            warn("upload_failed", topic=topic.name, error=str(trouble.error))
 
     def move_holds(self) -> None:
         """Move the holds of uploaded records, those of all topics in one group."""
@@ -501,14 +484,14 @@ class Objects:
 
     def stop(self) -> None:
         """End the threads; an upload under way gets a moment, and the next process continues it."""
-        self._stopping = True
-        self.wake()
-        for _ in range(UPLOAD_THREADS if self._threads else 0):
-            self._work.put(None)
         deadline = self.clock.monotonic() + CLOSE_S
-        for thread in self._threads:
+        was_running = self._task.is_running
+        for _ in self._uploaders:
+            self._work.put(None)
+        self._task.stop(CLOSE_S)
+        for thread in self._uploaders:
             thread.join(max(deadline - self.clock.monotonic(), 0.0))
-        if self._threads:
+        if was_running:
             with contextlib.suppress(FrazilError):
                 self.move_holds()
         for topic in self.all_topics:

@@ -6,156 +6,186 @@ The steps of an object, each a point at which a crash is harmless (`docs/interna
     written     the store has answered, with an error of unknown outcome or without one
     verified    size, trailer and footer were read back
     registered  the metadata has its descriptor; `uploaded` has moved, the intent is gone
+
+Two pieces of an upload are in memory: one is sent while the next is built.
 """
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Final, Protocol
-
-import attrs
+import hashlib
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import Conflict, CorruptionError, FrazilError, NotFound, Unavailable
+from frazil.log import format as log_fmt
 from frazil.model import topic_uid
 from frazil.objects import format as fmt
 from frazil.objects.descriptor import Intent, descriptor_of
-from frazil.objects.format import Footer, Range
-from frazil.objects.frames import FooterStats
+from frazil.objects.format import Footer, IndexEntry, Range
 from frazil.objects.store import PIECE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from frazil.clock import Clock
+    from frazil.log import Frame
     from frazil.objects.catalog import ObjectCatalog
     from frazil.objects.descriptor import Descriptor
-    from frazil.objects.frames import FrameSource, UploadRange
+    from frazil.objects.frames import TopicFrames
     from frazil.objects.store import ObjectMeta, ObjectStore
 
-__all__ = [
-    "ObjectBuilder",
-    "Trouble",
-    "UploadMemory",
-    "UploadSettings",
-    "Uploader",
-    "read_tail",
-]
+__all__ = ["ObjectBuilder", "Trouble", "Uploader", "read_tail"]
 
-MEMORY_BYTES_MAX: Final = 64 << 20
-"""The memory of all uploads together."""
-STREAM_BYTES: Final = 2 * PIECE_BYTES_MAX
-"""The memory of an upload of many pieces: one is sent while the next is built."""
-FOOTER_ROOM_BYTES: Final = 1 << 20
-"""Room for the footer of an object that is sent in one piece."""
+OBJECT_BYTES_MAX: Final = 1 << 30
 INDEX_BYTES: Final = 1 << 20
 """The distance of the entries of an object's index; a seek fetches about this much."""
+RANGES_MAX: Final = 1_000
+"""An object ends after this many gaps, so that its descriptor stays small."""
 TAIL_BYTES: Final = 64 << 10
 """Bytes that the first read of an object's end fetches; they hold most footers whole."""
 RETRY_DELAY_S: Final = 0.5
 RETRY_DELAY_MAX_S: Final = 60.0
 WAITING_DELAY_S: Final = 2.0
 """The longest pause of a topic with waiting publishers after the store did not answer."""
-
-
-class UploadSettings(Protocol):
-    """The settings of `objects` that uploads need."""
-
-    @property
-    def object_bytes_max(self) -> int:
-        """About the most bytes of an object."""
-
-
-class UploadMemory:
-    """Bounds the memory of all uploads together."""
-
-    def __init__(self, bytes_max: int = MEMORY_BYTES_MAX) -> None:
-        self._bytes_free = self._bytes_max = bytes_max
-        self._changed = threading.Condition()
-
-    def take(self, size: int) -> int:
-        """Wait until the memory for an object of `size` is free; return the bytes taken."""
-        share = min(size if size <= PIECE_BYTES_MAX else STREAM_BYTES, self._bytes_max)
-        with self._changed:
-            self._changed.wait_for(lambda: self._bytes_free >= share)
-            self._bytes_free -= share
-        return share
-
-    def give(self, share: int) -> None:
-        """Give memory back."""
-        with self._changed:
-            self._bytes_free += share
-            self._changed.notify_all()
+GONE: Final = "gone before it was uploaded"
 
 
 class ObjectBuilder:
-    """Builds one object. Iterating it yields the bytes in pieces of `PIECE_BYTES_MAX`.
+    """Reads a topic's frames once, from an offset up to a size or an end, and builds their object.
 
-    Each iteration reads the frames again and yields the same bytes, so that a write can be
-    repeated. A damaged frame raises `CorruptionError` before the last piece.
+    The object ends before a damaged frame; one that begins with it raises `CorruptionError`.
     """
 
     def __init__(
         self,
-        frames: UploadRange,
+        source: TopicFrames,
+        topic_id: int,
         *,
-        broker: bytes,
-        epoch: int,
-        created_us: int,
-        index_bytes: int,
+        first: int,
+        end: int,
+        bytes_max: int = OBJECT_BYTES_MAX,
+        index_bytes: int = INDEX_BYTES,
     ) -> None:
-        self._frames = frames
-        self._broker = broker
-        self._epoch = epoch
-        self._created_us = created_us
+        self._source = source
+        self._topic = topic_id
+        self._first = first
+        self._end = end
+        self._bytes_max = bytes_max
         self._index_bytes = index_bytes
+        self._digest = hashlib.sha256()
+        self.offset = first
+        """The offset after the last one that was read."""
+        self.is_whole = False
+        """Whether the last piece has been built."""
+        self.length = self.frames = self.records = 0
+        self._time_first_us = self._time_last_us = self._lsn_last = 0
+        self._schemas: set[int] = set()
+        self._producers: set[int] = set()
+        self._ranges: list[Range] = []
+        self._entries: list[IndexEntry] = []
+        self._next_entry = fmt.HEADER_BYTES
 
-    def __iter__(self) -> Iterator[bytearray]:
-        stats = FooterStats(
-            first=self._frames.first, position=fmt.HEADER_BYTES, index_bytes=self._index_bytes
-        )
+    def pieces(self, *, broker: bytes, epoch: int, created_us: int) -> Iterator[bytearray]:
+        """Yield the object in pieces of `PIECE_BYTES_MAX`."""
         piece = bytearray(fmt.MAGIC)
-        for data in self._frames.read(stats):
-            view = memoryview(data)
-            while len(piece) + len(view) > PIECE_BYTES_MAX:
-                room = PIECE_BYTES_MAX - len(piece)
-                piece += view[:room]
-                view = view[room:]
-                yield piece
-                piece = bytearray()
-            piece += view
-        assert stats.position - fmt.HEADER_BYTES == self._frames.size
-        footer = fmt.encode_footer(self._footer(stats))
-        piece += footer + fmt.encode_trailer(footer, position=stats.position)
+        for frames in self._read():
+            for data in self._taken(frames):
+                view = data
+                while len(piece) + len(view) > PIECE_BYTES_MAX:
+                    room = PIECE_BYTES_MAX - len(piece)
+                    piece += view[:room]
+                    view = view[room:]
+                    yield piece
+                    piece = bytearray()
+                piece += view
+        footer = fmt.encode_footer(self._footer(broker, epoch, created_us))
+        piece += footer + fmt.encode_trailer(footer, position=fmt.HEADER_BYTES + self.length)
         while len(piece) > PIECE_BYTES_MAX:
             yield piece[:PIECE_BYTES_MAX]
             piece = piece[PIECE_BYTES_MAX:]
+        self.is_whole = True
         yield piece
 
-    def _footer(self, stats: FooterStats) -> Footer:
-        frames = self._frames
-        schemas, producers = frames.schemas, frames.producers
+    def _read(self) -> Iterator[list[Frame]]:
+        """Yield verified frames, and note the gaps between them."""
+        while self.offset < self._end and self.length < self._bytes_max:
+            gap = self._source.gap(self._topic, self.offset)
+            if gap is None:
+                try:
+                    frames = self._source.frames(self._topic, offset=self.offset, end=self._end)
+                except CorruptionError:
+                    if self.offset == self._first:
+                        raise
+                    return
+                except NotFound as error:
+                    left = error.details.get("offset_first")
+                    if not isinstance(left, int) or left <= self.offset:
+                        raise
+                    gap = Range(self.offset, left, "gap", GONE)
+            if gap is not None:
+                if gap.end > self._end or len(self._ranges) == RANGES_MAX:
+                    return
+                self._ranges.append(gap)
+                self.offset = gap.end
+                continue
+            if self.frames and frames[0].head.offset < self.offset:
+                # Frames that were made from files have other borders: the next object begins here.
+                return
+            before = self.frames
+            yield frames
+            if self.frames - before < len(frames):
+                return
+
+    def _taken(self, frames: list[Frame]) -> Iterator[memoryview]:
+        """Yield the bytes of frames that fit into the object, and count them for the footer."""
+        for head, buffer, start in frames:
+            at = start - head.runs * log_fmt.RUN.size
+            first = at - log_fmt.FRAME_HEAD_BYTES
+            size = log_fmt.FRAME_PREFIX_BYTES + head.length
+            position = fmt.HEADER_BYTES + self.length
+            if self.frames and self.length + size > self._bytes_max:
+                return
+            if not self.frames:
+                self._time_first_us = head.time
+            if position >= self._next_entry:
+                self._entries.append(IndexEntry(head.offset, position, head.time))
+                self._next_entry = position + self._index_bytes
+            self._digest.update(buffer[first:at])
+            self._time_last_us = max(self._time_last_us, head.time)
+            self._lsn_last = max(self._lsn_last, head.lsn)
+            self._schemas.add(head.schema)
+            if head.runs:
+                self._producers.update(run[0] for run in log_fmt.RUN.iter_unpack(buffer[at:start]))
+            end = head.offset + head.records
+            self.records += end - max(self.offset, head.offset)
+            self.frames += 1
+            self.length += size
+            self.offset = end
+            yield memoryview(buffer)[first : first + size]
+
+    def _footer(self, broker: bytes, epoch: int, created_us: int) -> Footer:
+        state = self._source.state(self._topic)
+        schemas = state.schemas.copy()
+        names = {found.id: found.name for found in list(state.producers.values())}
         return Footer(
-            broker=self._broker,
-            epoch=self._epoch,
-            created_us=self._created_us,
-            content_sha256=stats.sha256,
-            lsn_last=stats.lsn_last,
-            topic=frames.spec.id,
-            uid=topic_uid(frames.spec),
-            spec=frames.spec,
-            schemas={each: schemas[each] for each in sorted(stats.schemas) if each in schemas},
-            producers={
-                each: producers[each] for each in sorted(stats.producers) if each in producers
-            },
-            first=frames.first,
-            end=frames.end,
-            records=stats.records,
-            frames=stats.frames,
-            time_first_us=stats.time_first_us,
-            time_last_us=stats.time_last_us,
-            length=frames.size,
-            ranges=frames.ranges,
-            index=stats.index,
+            broker=broker,
+            epoch=epoch,
+            created_us=created_us,
+            content_sha256=self._digest.digest(),
+            lsn_last=self._lsn_last,
+            topic=state.spec.id,
+            uid=topic_uid(state.spec),
+            spec=state.spec,
+            schemas={each: schemas[each] for each in sorted(self._schemas & schemas.keys())},
+            producers={each: names[each] for each in sorted(self._producers & names.keys())},
+            first=self._first,
+            end=self.offset,
+            records=self.records,
+            frames=self.frames,
+            time_first_us=self._time_first_us,
+            time_last_us=self._time_last_us,
+            length=self.length,
+            ranges=tuple(self._ranges),
+            index=fmt.pack_index(self._entries),
         )
 
 
@@ -165,8 +195,8 @@ class ObjectBuilder:
 def find_written(store: ObjectStore, intent: Intent) -> Descriptor | None:
     """Return the descriptor of an intent's object if the store has it whole, else None.
 
-    The key is unique to the intent, and an object becomes visible whole or not at all: a valid
-    footer of the intent's range shows that all of it was written.
+    The key is unique to the intent and written once, and an object becomes visible whole or not at
+    all: a valid footer shows that all of it was written.
 
     Raises:
         CorruptionError: the object under the key is damaged or cut short.
@@ -180,7 +210,7 @@ def find_written(store: ObjectStore, intent: Intent) -> Descriptor | None:
     except CorruptionError:
         # One damaged answer does not mean that the object is damaged.
         footer = read_tail(store, meta)
-    if (footer.first, footer.end, footer.epoch) != (intent.first, intent.end, intent.epoch):
+    if (footer.first, footer.epoch) != (intent.first, intent.epoch):
         raise CorruptionError("object is not the one of its key", key=intent.key)
     return descriptor_of(footer, key=intent.key, size=meta.size, etag=meta.etag)
 
@@ -216,16 +246,13 @@ def _get(store: ObjectStore, key: str, start: int, length: int) -> bytes:
 # -- uploads -----------------------------------------------------------------------------------------
 
 
-@attrs.frozen
-class Trouble:
-    """The reason why a topic's uploads fail."""
+class Trouble(NamedTuple):
+    """The reason why a topic's uploads fail; times are by the monotonic clock."""
 
     error: FrazilError
-    since_us: int
     count: int
     failed_at: float
     retry_at: float
-    """Both by the monotonic clock."""
 
 
 class Uploader:
@@ -237,12 +264,11 @@ class Uploader:
         self,
         store: ObjectStore,
         catalog: ObjectCatalog,
-        source: FrameSource,
+        source: TopicFrames,
         *,
         broker: bytes,
         clock: Clock,
-        settings: UploadSettings,
-        memory: UploadMemory | None = None,
+        object_bytes_max: int = OBJECT_BYTES_MAX,
         on_step: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._store = store
@@ -250,10 +276,10 @@ class Uploader:
         self._source = source
         self._broker = broker
         self._clock = clock
-        self._settings = settings
-        self._memory = memory if memory is not None else UploadMemory()
         self._on_step = on_step
-        self._troubles: dict[int, Trouble] = {}
+        self.object_bytes_max = object_bytes_max
+        self.troubles: dict[int, Trouble] = {}
+        """The reasons why topics fail, by topic."""
         self.bytes_uploaded = 0
         self.objects_uploaded = 0
         self.objects_adopted = 0
@@ -261,22 +287,13 @@ class Uploader:
 
     # -- failures ----------------------------------------------------------------------------------
 
-    @property
-    def troubles(self) -> dict[int, Trouble]:
-        """Return the reasons why topics fail, by topic."""
-        return self._troubles.copy()
-
-    def trouble(self, topic_id: int) -> Trouble | None:
-        """Return the reason why a topic fails."""
-        return self._troubles.get(topic_id)
-
     def retry(self, topic_id: int) -> None:
         """Let a topic be tried again at once."""
-        self._troubles.pop(topic_id, None)
+        self.troubles.pop(topic_id, None)
 
     def due(self, topic_id: int, *, is_waiting: bool = False) -> bool:
         """Tell whether a topic may be tried now; waiting publishers shorten the pause."""
-        trouble = self._troubles.get(topic_id)
+        trouble = self.troubles.get(topic_id)
         if trouble is None:
             return True
         now = self._clock.monotonic()
@@ -285,7 +302,7 @@ class Uploader:
 
     def _note(self, topic_id: int, error: FrazilError) -> None:
         """Record a failure; the pause grows with each, with jitter."""
-        before = self._troubles.get(topic_id)
+        before = self.troubles.get(topic_id)
         count = before.count + 1 if before is not None else 1
         delay_s = min(RETRY_DELAY_MAX_S, RETRY_DELAY_S * 2 ** min(count, 10))
         chance = int.from_bytes(self._clock.random_bytes(2), "little") / 0x10000
@@ -294,8 +311,7 @@ class Uploader:
         if isinstance(asked_ms, int | float):
             wait_s = max(wait_s, asked_ms / 1000)
         now = self._clock.monotonic()
-        since_us = before.since_us if before is not None else self._clock.now_us()
-        self._troubles[topic_id] = Trouble(error, since_us, count, now, now + wait_s)
+        self.troubles[topic_id] = Trouble(error, count, now, now + wait_s)
 
     # -- the cycle ---------------------------------------------------------------------------------
 
@@ -304,25 +320,21 @@ class Uploader:
 
         A failure is recorded in `troubles` and tried again later; other topics go on.
         """
-        with self._catalog.claim(topic_id) as mine:
-            if not mine or not self.due(topic_id, is_waiting=is_waiting):
-                return False
-            try:
-                done = self._adopt(topic_id) or self._upload_next(topic_id)
-            except FrazilError as error:
-                self._note(topic_id, error)
-                return False
-            self.retry(topic_id)
-            return done
+        if not self.due(topic_id, is_waiting=is_waiting):
+            return False
+        try:
+            done = self._adopt(topic_id) or self._upload_next(topic_id)
+        except FrazilError as error:
+            self._note(topic_id, error)
+            return False
+        self.retry(topic_id)
+        return done
 
     def _adopt(self, topic_id: int) -> bool:
         """Register the object of a pending intent if it was written."""
         picture = self._catalog.fresh(topic_id)
-        intent = self._catalog.intent(topic_id)
+        intent = picture.state.intent
         if intent is None:
-            return False
-        if picture.known and picture.uploaded != intent.first:
-            self._catalog.abandon(topic_id, why="its range is registered with another object")
             return False
         try:
             found = find_written(self._store, intent)
@@ -338,68 +350,57 @@ class Uploader:
         return True
 
     def _upload_next(self, topic_id: int) -> bool:
-        try:
-            return self._upload(topic_id, end=None)
-        except CorruptionError as error:
-            damaged = error.details.get("offset_first")
-            if not isinstance(damaged, int):
-                raise
-            # Frames before the damage can be uploaded; without any the damage is raised again.
-            if not self._upload(topic_id, end=damaged):
-                raise
-            return True
+        """Upload the frames from `uploaded` on; False if there are none.
 
-    def _upload(self, topic_id: int, *, end: int | None) -> bool:
-        """Upload the frames from `uploaded` on, up to `end` if that is given."""
-        frames = self._next_range(topic_id, end=end)
-        if frames is None:
+        A topic without any object begins with the oldest offset that is left.
+        """
+        picture = self._catalog.fresh(topic_id)
+        start, durable = self._source.available(topic_id)
+        first = picture.uploaded if picture.known else start
+        if first >= durable:
             return False
-        intent = self._intent(frames)
         builder = ObjectBuilder(
-            frames,
-            broker=self._broker,
-            epoch=intent.epoch,
-            created_us=self._clock.now_us(),
+            self._source,
+            topic_id,
+            first=first,
+            end=durable,
+            bytes_max=self._bytes_max(topic_id),
             index_bytes=self.index_bytes,
         )
-        # The intent comes first: after a crash the object is found and not uploaded again.
-        self._catalog.begin(topic_id, intent)
-        self._on_step("begun")
-        self._write(intent.key, builder, frames.size)
-        self._register(topic_id, intent)
-        return True
-
-    def _intent(self, frames: UploadRange) -> Intent:
         epoch = self._catalog.epoch
+        pieces = builder.pieces(broker=self._broker, epoch=epoch, created_us=self._clock.now_us())
+        head = [next(pieces)]
+        if builder.offset == first:
+            return False
         parts = fmt.KeyParts(
             broker=self._broker,
-            topic=frames.spec.id,
-            uid=topic_uid(frames.spec),
-            first=frames.first,
-            end=frames.end,
+            topic=topic_id,
+            uid=topic_uid(self._source.state(topic_id).spec),
+            first=first,
             epoch=epoch,
             upload=self._clock.random_bytes(4).hex(),
         )
-        return Intent(fmt.object_key(parts), frames.first, frames.end, epoch)
+        intent = Intent(fmt.object_key(parts), first, epoch)
+        # The intent comes first: after a crash the object is found and not uploaded again.
+        self._catalog.begin(topic_id, intent)
+        self._on_step("begun")
+        self._write(intent.key, head, None if builder.is_whole else pieces)
+        self._register(topic_id, intent)
+        return True
 
-    def _write(self, key: str, builder: ObjectBuilder, size: int) -> None:
+    def _write(self, key: str, head: list[bytearray], rest: Iterator[bytearray] | None) -> None:
         """Write an object; on return it was written, or the outcome is unknown."""
-        share = self._memory.take(size)
         try:
-            if size + FOOTER_ROOM_BYTES > PIECE_BYTES_MAX:
-                self._store.put_stream(key, builder)
-            elif len(pieces := list(builder)) == 1:
-                self._store.put(key, pieces[0])
+            if rest is None:
+                self._store.put(key, head[0])
             else:
-                self._store.put_stream(key, pieces)
+                self._store.put_stream(key, _joined(head, rest))
         except Conflict:
             # The key is unique to this intent: an earlier try of this write has arrived.
             pass
         except Unavailable as error:
             if error.details.get("outcome") != "unknown":
                 raise
-        finally:
-            self._memory.give(share)
 
     def _register(self, topic_id: int, intent: Intent) -> None:
         try:
@@ -421,37 +422,17 @@ class Uploader:
         self.objects_uploaded += 1
         self.bytes_uploaded += found.size
 
-    def _next_range(self, topic_id: int, *, end: int | None) -> UploadRange | None:
-        """Return the frames from `uploaded` on; None if there are none.
-
-        Offsets that are gone from this machine before their upload become a gap; a topic without
-        any object begins with the oldest offset that is left.
-        """
-        picture = self._catalog.fresh(topic_id)
-        start, durable = self._source.available(topic_id)
-        first = picture.uploaded if picture.known else start
-        if first >= durable:
-            return None
-        bytes_max = self._bytes_max(topic_id)
-        try:
-            found = self._source.frames(topic_id, first, bytes_max=bytes_max, end=end)
-        except NotFound as error:
-            left = error.details.get("offset_first")
-            if not isinstance(left, int) or left <= first:
-                raise
-            found = self._source.frames(topic_id, left, bytes_max=bytes_max, end=end)
-            if picture.known:
-                gap = Range(first, left, "gap", "gone before it was uploaded")
-                found = attrs.evolve(found, first=first, ranges=(gap, *found.ranges))
-        assert found.end <= durable, "nothing beyond `durable` leaves the process"
-        return found if found.end > found.first else None
-
     def _bytes_max(self, topic_id: int) -> int:
         """Return an object's size: half of it after each failure, down to one request.
 
         A store that answers only most requests would else never take an object of many parts.
         """
-        trouble = self._troubles.get(topic_id)
-        most = self._settings.object_bytes_max
-        halved = most >> min(trouble.count if trouble is not None else 0, 63)
-        return min(most, max(halved, PIECE_BYTES_MAX // 2))
+        trouble = self.troubles.get(topic_id)
+        halved = self.object_bytes_max >> min(trouble.count if trouble is not None else 0, 63)
+        return min(self.object_bytes_max, max(halved, PIECE_BYTES_MAX // 2))
+
+
+def _joined(head: list[bytearray], rest: Iterator[bytearray]) -> Iterator[bytearray]:
+    """Yield the first piece without keeping it in memory, then the others."""
+    yield head.pop()
+    yield from rest

@@ -6,28 +6,12 @@ from frazil.query.engine import QueryEngine
 from frazil.query.pool import PoolLimits, RunningQuery
 from frazil.query.result import Result
 from frazil.query.snapshots import EngineSnapshot, EngineSources
-from frazil.query.views import (
-    ChunkView,
-    Request,
-    SnapshotFile,
-    Sources,
-    TopicInfo,
-    TopicName,
-    TopicSnapshot,
-)
 
 __all__ = [
-    "ChunkView",
     "EngineSnapshot",
     "EngineSources",
     "PoolLimits",
     "QueryEngine",
-    "Request",
     "Result",
     "RunningQuery",
-    "SnapshotFile",
-    "Sources",
-    "TopicInfo",
-    "TopicName",
-    "TopicSnapshot",
 ]

@@ -12,28 +12,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field
 
-from frazil.errors import (
-    CorruptionError,
-    FrazilError,
-    InvalidRequest,
-    Overloaded,
-    Unavailable,
-)
-from frazil.query.plan import PlannedUse, PlanStore
+from frazil.errors import CorruptionError, FrazilError, InvalidRequest, Overloaded, Unavailable
+from frazil.query.plan import PlannedUse, Planner
 from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery, check_timeout
-from frazil.query.pruning import Limits, Unfit, keys_of, limits_of, scalar_value, settled_params
+from frazil.query.pruning import Limits, folded_value, keys_of, limits_of, settled_params
 from frazil.query.relations import (
-    HotChunk,
-    Registry,
+    ArrowTables,
     WarmFile,
     empty_relation,
     lookup_relation,
-    relation_facts,
     topic_relation,
 )
 from frazil.query.result import BATCH_ROWS, Result, Stream
 from frazil.query.tables import catalog_table
-from frazil.query.views import LOG_SUFFIX, Request
+from frazil.query.views import LOG_SUFFIX, ChunkView
 from frazil.topic import watching
 
 if TYPE_CHECKING:
@@ -41,10 +33,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from frazil.clock import Clock
-    from frazil.errors import FrazilError
     from frazil.query.plan import Plan
     from frazil.query.point import PointPlan
-    from frazil.query.views import Sources, TopicName, TopicSnapshot
+    from frazil.query.snapshots import EngineSnapshot, EngineSources
+    from frazil.query.views import TopicName
 
 __all__ = [
     "FoundRow",
@@ -78,21 +70,9 @@ def query_failure(
         if path in text:
             return CorruptionError("a file of the disk tier cannot be read", file=path, cause=text)
     kind, _, rest = text.partition(" Error: ")
-    return _KINDS.get(kind, _invalid)(_first_part(rest or text))
-
-
-def _first_part(text: str) -> str:
-    """Leave out the excerpt of the text that ran: it is not what the user wrote."""
-    message = text.split("\n\nLINE ", 1)[0].strip()
-    return " ".join(message.split())[:_MESSAGE_CHARACTERS_MAX]
-
-
-def _invalid(message: str) -> FrazilError:
-    return InvalidRequest(message)
-
-
-def _interrupted(_message: str) -> FrazilError:
-    return Unavailable("query was interrupted, run it again")
+    # Without the excerpt of the text that ran: it is not what the user wrote.
+    message = (rest or text).split("\n\nLINE ", 1)[0].strip()
+    return _KINDS.get(kind, InvalidRequest)(" ".join(message.split())[:_MESSAGE_CHARACTERS_MAX])
 
 
 def _out_of_memory(message: str) -> FrazilError:
@@ -108,7 +88,7 @@ def _storage(message: str) -> FrazilError:
 
 
 _KINDS: Final[dict[str, Callable[[str], FrazilError]]] = {
-    "INTERRUPT": _interrupted,
+    "INTERRUPT": lambda _message: Unavailable("query was interrupted, run it again"),
     "Out of Memory": _out_of_memory,
     "IO": _storage,
     "Permission": _storage,
@@ -120,7 +100,7 @@ _KINDS: Final[dict[str, Callable[[str], FrazilError]]] = {
 class FoundRow(NamedTuple):
     """A row that was looked up by key, and the snapshot that has it."""
 
-    snapshot: TopicSnapshot
+    snapshot: EngineSnapshot
     row: Mapping[str, Any]
 
 
@@ -130,7 +110,7 @@ class TableRead:
 
     use: PlannedUse
     limits: Limits
-    chunks: list[HotChunk] = field(factory=list)
+    chunks: list[ChunkView] = field(factory=list)
     files: list[WarmFile] = field(factory=list)
     keys: int | None = None
     found: list[FoundRow] = field(factory=list)
@@ -141,7 +121,7 @@ class Prepared:
     """A statement that can be run now."""
 
     text: str
-    registry: Registry
+    tables: ArrowTables
     reads: list[TableRead]
     paths: list[str]
 
@@ -150,42 +130,41 @@ def prepare(
     plan: Plan,
     values: Mapping[str, Any],
     folded: Sequence[Any],
-    snapshots: Mapping[TopicName, Sequence[TopicSnapshot]],
+    snapshots: Mapping[TopicName, Sequence[EngineSnapshot]],
     *,
     prefix: str,
     catalog: Callable[[str], pa.Table],
 ) -> Prepared:
     """Make the relations of all tables of a plan."""
-    registry = Registry(prefix)
+    tables = ArrowTables(prefix)
     relations: list[str] = []
     reads: list[TableRead] = []
     for use in plan.uses:
         if use.info is None:
-            relations.append(" ".join(("SELECT * FROM", registry.add(catalog(use.catalog)))))
+            relations.append(" ".join(("SELECT * FROM", tables.add(catalog(use.catalog)))))
             continue
-        read = TableRead(use, limits_of(use.conditions, values, folded, use.info))
+        read = TableRead(use, limits_of(use.conditions, values, folded))
         reads.append(read)
         if use.described:
             relations.append(empty_relation(use.columns))
             continue
-        relation = _looked_up(plan, read, snapshots[use.topic], values, folded, registry)
+        relation = _looked_up(read, snapshots[use.topic], values, folded, tables)
         if relation is None:
             relation, read.chunks, read.files = topic_relation(
                 snapshots[use.topic],
                 use.columns,
                 read.limits,
-                registry,
+                tables,
                 keyed=bool(use.info.key_names),
                 log=use.log,
-                rules=plan.rules,
             )
         relations.append(relation)
     paths = [file.path for read in reads for file in read.files if file.path is not None]
-    return Prepared(plan.text(relations), registry, reads, paths)
+    return Prepared(plan.text(relations), tables, reads, paths)
 
 
 def found_rows(
-    keys: Sequence[tuple[Any, ...]], snapshots: Sequence[TopicSnapshot]
+    keys: Sequence[tuple[Any, ...]], snapshots: Sequence[EngineSnapshot]
 ) -> list[FoundRow]:
     """Look keys up in all parts of a topic."""
     return [
@@ -197,23 +176,22 @@ def found_rows(
 
 
 def _looked_up(
-    plan: Plan,
     read: TableRead,
-    snapshots: Sequence[TopicSnapshot],
+    snapshots: Sequence[EngineSnapshot],
     values: Mapping[str, Any],
     folded: Sequence[Any],
-    registry: Registry,
+    tables: ArrowTables,
 ) -> str | None:
     """Return the relation of the rows that the conditions name by key, None if they do not."""
     if read.use.key is None:
         return None
     keys = keys_of(read.use.key, values, folded)
-    if isinstance(keys, Unfit):
+    if keys is None:
         return None
     read.keys = len(keys)
     read.found = found_rows(keys, snapshots)
     rows = [(found.snapshot.part, found.row) for found in read.found]
-    return lookup_relation(rows, read.use.columns, registry, rules=plan.rules)
+    return lookup_relation(rows, read.use.columns, tables)
 
 
 def explained_point(
@@ -232,7 +210,7 @@ def explained_point(
 def explained_scan(
     plan: Plan,
     prepared: Prepared,
-    snapshots: Mapping[TopicName, Sequence[TopicSnapshot]],
+    snapshots: Mapping[TopicName, Sequence[EngineSnapshot]],
     text: str,
 ) -> dict[str, Any]:
     """Describe a query that DuckDB runs; `text` is its plan."""
@@ -243,10 +221,9 @@ def explained_scan(
     return {"path": path, "tables": tables, "catalog": catalog, "plan": text}
 
 
-def _table(read: TableRead, snapshots: Sequence[TopicSnapshot]) -> dict[str, Any]:
+def _table(read: TableRead, snapshots: Sequence[EngineSnapshot]) -> dict[str, Any]:
     use = read.use
     namespace, name = use.topic
-    facts = relation_facts(snapshots, read.chunks, read.files)
     found: dict[str, Any] = {
         "topic": f"/{namespace}/{name}",
         "view": name + LOG_SUFFIX if use.log else name,
@@ -257,12 +234,45 @@ def _table(read: TableRead, snapshots: Sequence[TopicSnapshot]) -> dict[str, Any
             {"part": snapshot.part, "end": snapshot.end, "cut": snapshot.cut}
             for snapshot in snapshots
         ],
-        "memory": facts.memory.as_dict("chunks"),
-        "disk": facts.disk.as_dict("files") | {"names_read": facts.files_read},
+        "memory": _facts(
+            "chunks",
+            [_sizes(chunk) for snapshot in snapshots for chunk in snapshot.chunks],
+            [_sizes(chunk) for chunk in read.chunks],
+        ),
+        "disk": _facts(
+            "files",
+            [
+                (file.rows, file.bytes)
+                for snapshot in snapshots
+                for file in snapshot.files
+                if file.offset_first < snapshot.cut
+            ],
+            [(warm.file.rows, warm.file.bytes) for warm in read.files],
+        )
+        | {"names_read": [warm.file.name for warm in read.files]},
     }
     if read.keys is not None:
         found |= _lookup_facts(read.keys, read.found)
     return found
+
+
+def _sizes(chunk: ChunkView) -> tuple[int, int]:
+    return chunk.batch.num_rows, chunk.batch.nbytes
+
+
+def _facts(
+    what: str, every: Sequence[tuple[int, int]], read: Sequence[tuple[int, int]]
+) -> dict[str, int]:
+    """Return what a tier has of a topic, and what of it is read: (rows, bytes) of each item."""
+    return {
+        what: len(every),
+        "rows": sum(rows for rows, _ in every),
+        "bytes": sum(size for _, size in every),
+        f"{what}_pruned": len(every) - len(read),
+        f"{what}_read": len(read),
+        "rows_read": sum(rows for rows, _ in read),
+        "bytes_read": sum(size for _, size in read),
+    }
 
 
 def _lookup_facts(keys: int, found: Sequence[FoundRow]) -> dict[str, Any]:
@@ -292,7 +302,7 @@ def _lookup_facts(keys: int, found: Sequence[FoundRow]) -> dict[str, Any]:
 
 _HUGE: Final = frozenset({"HUGEINT", "UHUGEINT"})
 
-Snapshots = Mapping["TopicName", Sequence["TopicSnapshot"]]
+Snapshots = Mapping["TopicName", Sequence["EngineSnapshot"]]
 
 
 class QueryEngine:
@@ -305,7 +315,7 @@ class QueryEngine:
 
     def __init__(
         self,
-        sources: Sources,
+        sources: EngineSources,
         limits: PoolLimits,
         *,
         clock: Clock,
@@ -321,7 +331,7 @@ class QueryEngine:
         self._ahead: dict[int, int] = {}
         self._prefix = f"__frazil_{clock.random_bytes(8).hex()}_"
         self._pool = Pool(limits, clock)
-        self._plans = PlanStore(sources, self._prefix)
+        self._plans = Planner(sources, self._prefix)
 
     def query(
         self,
@@ -366,8 +376,7 @@ class QueryEngine:
         try:
             if on_begin is not None:
                 on_begin(run.lease.id)
-            self._begin(run, plan, at)
-            prepared = self._prepare(plan, values, run)
+            prepared = self._prepare(run, plan, values, at)
             return self._result(run, prepared, params)
         except BaseException:
             run.release()
@@ -396,14 +405,13 @@ class QueryEngine:
         if plan.point is not None:
             keys = keys_of(plan.point.key, values, ())
             is_now = as_of_offset is None and as_of_time is None
-            if is_now and not isinstance(keys, Unfit) and plan.point.rows_max(values) is not None:
+            if is_now and keys is not None and plan.point.rows_max(values) is not None:
                 return self._explained_point(plan.point, keys, min_offset, timeout_s)
             plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         run = _Run(self._pool, self._pool.enter(sql, timeout_s))
         try:
-            self._begin(run, plan, at)
-            prepared = self._prepare(plan, values, run)
+            prepared = self._prepare(run, plan, values, at)
             text = self._guarded(run, lambda: _explain_text(run.lease, prepared, params))
             return explained_scan(plan, prepared, run.snapshots, text)
         finally:
@@ -430,21 +438,38 @@ class QueryEngine:
         self._pool.close()
         self._plans.close()
 
-    def _begin(self, run: _Run, plan: Plan, at: Mapping[str, Any]) -> None:
-        """Wait for offsets, then for a slot, and take the snapshots."""
-        requests, min_offset = plan.requests(), at["min_offset"]
+    def _prepare(
+        self, run: _Run, plan: Plan, values: Mapping[str, Any], at: Mapping[str, Any]
+    ) -> Prepared:
+        """Wait for offsets, then for a slot, take the snapshots and make the relations."""
+        wanted, min_offset, lease = plan.wanted(), at["min_offset"], run.lease
         if min_offset is not None:
-            late = self._late(run.lease.begun, run.lease.deadline)
+            late = self._late(lease.begun, lease.deadline)
 
             def check() -> None:
-                run.lease.check()
+                lease.check()
                 late()
 
             with watching(check):
-                self._sources.wait(requests, min_offset)
-        self._pool.admit(run.lease)
-        with watching(run.lease.check):
-            run.take(self._sources.snapshot(requests, **at))
+                self._sources.wait(wanted, min_offset)
+        self._pool.admit(lease)
+        with watching(lease.check):
+            run.snapshots = self._sources.snapshot(wanted, **at)
+            lease.check()
+            folded = _fold(plan, values, lease)
+            prepared = prepare(
+                plan,
+                values,
+                folded,
+                run.snapshots,
+                prefix=self._prefix,
+                catalog=lambda name: catalog_table(name, self._sources.topics()),
+            )
+        run.files = prepared.paths
+        for name, table in prepared.tables.tables.items():
+            lease.connection.register(name, table)
+        lease.check()
+        return prepared
 
     def _look_up(
         self,
@@ -458,7 +483,7 @@ class QueryEngine:
         assert point is not None
         keys = keys_of(point.key, values, ())
         rows_max = point.rows_max(values)
-        if isinstance(keys, Unfit) or rows_max is None:
+        if keys is None or rows_max is None:
             return None
         with watching(self._until(timeout_s)):
             found = self._sources.lookup(point.topic, keys, min_offset=min_offset) if keys else ()
@@ -492,30 +517,13 @@ class QueryEngine:
     ) -> dict[str, Any]:
         with watching(self._until(timeout_s)):
             (snapshots,) = self._sources.snapshot(
-                [Request(point.topic)], min_offset=min_offset
+                {point.topic: True}, min_offset=min_offset
             ).values()
         try:
             return explained_point(point, keys, found_rows(keys, snapshots))
         finally:
             for snapshot in snapshots:
                 snapshot.close()
-
-    def _prepare(self, plan: Plan, values: Mapping[str, Any], run: _Run) -> Prepared:
-        run.lease.check()
-        folded = _fold(plan, values, run.lease)
-        prepared = prepare(
-            plan,
-            values,
-            folded,
-            run.snapshots,
-            prefix=self._prefix,
-            catalog=lambda name: catalog_table(name, self._sources.topics()),
-        )
-        run.files = prepared.paths
-        for name, table in prepared.registry.tables.items():
-            run.lease.connection.register(name, table)
-        run.lease.check()
-        return prepared
 
     def _result(self, run: _Run, prepared: Prepared, params: object) -> Result:
         connection = run.lease.connection
@@ -571,13 +579,6 @@ class _Run:
     def failure(self, error: Any) -> FrazilError:
         return query_failure(error, stopped=self.lease.stopped, files=self.files)
 
-    def take(self, snapshots: Snapshots) -> None:
-        """Have what the query reads; its files are touched only while its time lasts."""
-        self.snapshots = snapshots
-        for parts in snapshots.values():
-            for snapshot in parts:
-                snapshot.check = self.lease.check
-
     def release(self) -> None:
         """Unpin what the query read and free its slot."""
         snapshots, self.snapshots = self.snapshots, {}
@@ -607,7 +608,7 @@ def _fold(plan: Plan, values: Mapping[str, Any], lease: Lease) -> list[Any]:
         # The query itself says what is wrong, if it gets that far.
         connection.execute("ROLLBACK")
         return []
-    return [scalar_value(column[0]) for column in table.columns]
+    return [folded_value(column[0]) for column in table.columns]
 
 
 def _explain_text(lease: Lease, prepared: Prepared, params: object) -> str:

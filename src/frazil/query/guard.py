@@ -7,8 +7,8 @@ each of them by what it stands for, and refuses those it does not know.
 from __future__ import annotations
 
 import functools
-import threading
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,6 +28,7 @@ __all__ = [
     "Parser",
     "check_statement",
     "checked_text",
+    "nodes",
 ]
 
 TABLE_FUNCTIONS: Final = frozenset(
@@ -116,21 +117,14 @@ Node = dict[str, Any]
 """One node of the syntax tree."""
 
 SQL_CHARACTERS_MAX: Final = 1_000_000
+SCHEMAS_MAX: Final = 1_000
 _decode: Final = msgspec.json.Decoder(Node).decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
-_making: Final = threading.Lock()
-
-
 @functools.cache
-def _made() -> duckdb.DuckDBPyConnection:
-    return connect_locked(threads=1, memory_bytes=256 << 20)
-
-
 def _instance() -> duckdb.DuckDBPyConnection:
-    with _making:
-        return _made()
+    return connect_locked(threads=1, memory_bytes=256 << 20)
 
 
 class Parser:
@@ -139,6 +133,7 @@ class Parser:
     def __init__(self) -> None:
         self._instance = _instance()
         self._idle: deque[duckdb.DuckDBPyConnection] = deque()
+        self._schemas: dict[str, pa.Schema] = {}
 
     def parse(self, sql: str) -> Node:
         """Return the one statement of `sql`.
@@ -166,11 +161,17 @@ class Parser:
 
     def schema(self, query: str) -> pa.Schema:
         """Return the columns that a query without tables gives, as DuckDB hands them out."""
-        connection = self._connection()
-        try:
-            return connection.execute(query).to_arrow_reader().schema
-        finally:
-            self._idle.append(connection)
+        found = self._schemas.get(query)
+        if found is None:
+            connection = self._connection()
+            try:
+                found = connection.execute(query).to_arrow_reader().schema
+            finally:
+                self._idle.append(connection)
+            if len(self._schemas) >= SCHEMAS_MAX:
+                self._schemas.clear()
+            self._schemas[query] = found
+        return found
 
     def close(self) -> None:
         """Close the connections; nothing is parsed any more."""
@@ -288,33 +289,40 @@ KINDS: Final = frozenset(
 """Types of all other nodes."""
 
 
+def nodes(tree: Any) -> Iterator[Node]:
+    """Yield every node of a tree, a parent before its children."""
+    todo: list[Any] = [tree]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, dict):
+            yield item
+            todo += item.values()
+
+
 def check_statement(statement: Node) -> None:
     """Refuse a statement with a node or a function that is not known to be harmless.
 
     Raises:
         InvalidRequest: naming what is not allowed.
     """
-    todo: list[Any] = [statement]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, list):
-            todo += item
+    table_functions: set[int] = set()
+    for item in nodes(statement):
+        expression, kind = item.get("class"), item.get("type")
+        if id(item) in table_functions:
             continue
-        if not isinstance(item, dict):
-            continue
-        expression = item.get("class")
-        kind = item.get("type")
         if expression is not None:
             _check_expression(expression, item)
         elif isinstance(kind, str) and kind not in KINDS:
             raise InvalidRequest("this kind of SQL is not allowed", kind=kind)
         elif kind == "TABLE_FUNCTION":
             # Its function is one of tables, the arguments are expressions like any other.
-            todo += _arguments(item)
-            continue
+            _check_table_function(item["function"])
+            table_functions.add(id(item["function"]))
         elif kind == "BASE_TABLE" and item.get("at_clause") is not None:
-            raise InvalidRequest("use as_of_offset or as_of_time instead of AT", table=_name(item))
-        todo += item.values()
+            table = item.get("table_name")
+            raise InvalidRequest("use as_of_offset or as_of_time instead of AT", table=table)
 
 
 def _check_expression(expression: object, item: Node) -> None:
@@ -327,8 +335,7 @@ def _check_expression(expression: object, item: Node) -> None:
         raise InvalidRequest("this function is not allowed or does not exist", function=name)
 
 
-def _arguments(item: Node) -> list[Any]:
-    function = item["function"]
+def _check_table_function(function: Node) -> None:
     name = str(function.get("function_name", "")).lower()
     if function.get("class") != "FUNCTION" or name not in TABLE_FUNCTIONS:
         raise InvalidRequest(
@@ -336,9 +343,3 @@ def _arguments(item: Node) -> list[Any]:
             function=name,
             allowed=", ".join(sorted(TABLE_FUNCTIONS)),
         )
-    rest = [value for key, value in item.items() if key != "function"]
-    return [*rest, *function.values()]
-
-
-def _name(item: Node) -> str:
-    return str(item.get("table_name", ""))

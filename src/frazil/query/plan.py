@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 from attrs import frozen
 
-from frazil.errors import Closed, InvalidRequest
-from frazil.query.guard import Parser, check_statement, checked_text
+from frazil.errors import Closed, InvalidRequest, NotFound
+from frazil.query.guard import Parser, check_statement, checked_text, nodes
 from frazil.query.point import PointPlan, point_of
 from frazil.query.pruning import Condition, conditions_of, key_conditions
-from frazil.query.relations import EVERY_FILTER, ScanRules, empty_relation, scan_rules
+from frazil.query.relations import empty_relation
 from frazil.query.tables import (
     TableUse,
     WantedNames,
@@ -27,19 +27,17 @@ from frazil.query.tables import (
     unnamed_columns,
     wanted_names,
 )
-from frazil.query.views import Request, TopicInfo, TopicName, ViewColumn, view_columns
+from frazil.query.views import TopicInfo, TopicName, ViewColumn, view_columns
 
 if TYPE_CHECKING:
     from frazil.query.guard import Node
-    from frazil.query.views import Sources
+    from frazil.query.snapshots import EngineSources
 
-__all__ = [
-    "Plan",
-    "PlanStore",
-    "PlannedUse",
-    "Planner",
-    "template_of",
-]
+__all__ = ["Plan", "PlannedUse", "Planner", "template_of"]
+
+PLANS_MAX: Final = 1_024
+PLAN_CHARACTERS_MAX: Final = 16_384
+"""Plans of longer statements are not kept."""
 
 
 @frozen(eq=False)
@@ -74,7 +72,6 @@ class Plan:
     uses: tuple[PlannedUse, ...] = ()
     fold_text: str = ""
     fold_parameters: frozenset[str] = frozenset()
-    rules: ScanRules = EVERY_FILTER
 
     def text(self, relations: Sequence[str]) -> str:
         """Return the text that DuckDB runs, with the relations in their places."""
@@ -83,16 +80,13 @@ class Plan:
             parts += ["(", relations[int(index)], ")", piece]
         return "".join(parts)
 
-    def requests(self) -> list[Request]:
-        """Return which topics the statement reads, each once."""
-        found: dict[TopicName, Request] = {}
+    def wanted(self) -> dict[TopicName, bool]:
+        """Return the topics that the statement reads, and whether it reads their state."""
+        found: dict[TopicName, bool] = {}
         for use in self.uses:
             if use.info is not None:
-                before = found.get(use.topic, Request(use.topic, state=False, log=False))
-                found[use.topic] = Request(
-                    use.topic, state=before.state or not use.log, log=before.log or use.log
-                )
-        return list(found.values())
+                found[use.topic] = found.get(use.topic, False) or not use.log
+        return found
 
     def bind(self, params: object) -> dict[str, Any]:
         """Return the values of the parameters by name.
@@ -118,74 +112,133 @@ class Plan:
 
 
 class Planner:
-    """Makes plans. `prefix` must be a word that no statement can contain by chance."""
+    """Makes and keeps plans. All methods may be called from any thread.
 
-    def __init__(self, parser: Parser, prefix: str) -> None:
-        self._parser = parser
+    `prefix` must be a word that no statement can contain by chance.
+    """
+
+    def __init__(self, sources: EngineSources, prefix: str) -> None:
+        self._sources = sources
         self._prefix = prefix
         self._gap = re.compile(rf"{re.escape(prefix)}u(\d+)_")
+        self._lock = threading.Lock()
+        self._parser: Parser | None = None
+        self._closed = False
+        self._version: int | None = None
+        self._topics: Mapping[TopicName, TopicInfo] = {}
+        self._plans: dict[tuple[str, bool, bool], Plan | None] = {}
 
-    def plan(self, sql: str, topics: Mapping[TopicName, TopicInfo], *, point: bool = True) -> Plan:
-        """Check a statement and plan it; `point` allows the form without DuckDB.
+    def plan(self, sql: str, *, point: bool = True) -> Plan:
+        """Return the plan of a statement; `point` allows one that asks the index alone.
 
         Raises:
             InvalidRequest: if the statement is not allowed or not understood.
             NotFound: if it names a table that does not exist.
         """
+        plan = self._kept(checked_text(sql), point=point, template=False)
+        assert plan is not None
+        return plan
+
+    def templated(self, sql: str) -> tuple[Plan, dict[str, Any]] | None:
+        """Return the look-up that a simple text is, and the values in it; None if it is none.
+
+        Texts that differ in their literals alone have one plan: to parse each takes longer than
+        its look-up.
+        """
+        found = template_of(checked_text(sql))
+        if found is None:
+            return None
+        template, values = found
+        plan = self._kept(template, point=True, template=True)
+        # With fewer parameters a literal became part of a name: it is another statement.
+        if plan is None or plan.point is None or len(plan.parameters) != len(values):
+            return None
+        return plan, {str(number): value for number, value in enumerate(values, 1)}
+
+    def _kept(self, sql: str, *, point: bool, template: bool) -> Plan | None:
+        version = self._sources.version
+        if version != self._version or self._closed:
+            self._refresh(version)
+        key = (sql, point, template)
+        try:
+            return self._plans[key]
+        except KeyError:
+            pass
+        plan: Plan | None = None
+        try:
+            plan = self._made(sql, self._topics, point=point)
+        except (InvalidRequest, NotFound):
+            if not template:
+                raise
+        if len(sql) <= PLAN_CHARACTERS_MAX:
+            with self._lock:
+                if version == self._version:
+                    while len(self._plans) >= PLANS_MAX:
+                        del self._plans[next(iter(self._plans))]
+                    self._plans[key] = plan
+        return plan
+
+    def close(self) -> None:
+        """Forget all plans; later calls raise `Closed`."""
+        with self._lock:
+            self._closed = True
+            parser, self._parser = self._parser, None
+            self._plans.clear()
+        if parser is not None:
+            parser.close()
+
+    def _refresh(self, version: int) -> None:
+        """Forget the plans if the topics changed since."""
+        with self._lock:
+            self._check_open()
+            # The version was read before the topics: a change in between is seen next time.
+            self._topics = self._sources.topics()
+            self._plans = {}
+            self._version = version
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("the query engine is closed, open the engine again")
+
+    def _made(self, sql: str, topics: Mapping[TopicName, TopicInfo], *, point: bool) -> Plan:
         if self._prefix in sql:
             # A text with a placeholder of its own could get a relation in the wrong place.
             raise InvalidRequest("statement cannot be rewritten")
-        statement = self._parser.parse(sql)
-        parameters = _parameters_of(statement)
+        with self._lock:
+            self._check_open()
+            if self._parser is None:
+                self._parser = Parser()
+            parser = self._parser
+        statement = parser.parse(sql)
+        parameters = frozenset(entry["key"] for entry in statement["named_param_map"])
         if point:
             found = point_of(statement, topics)
             if found is not None:
-                return self._point_plan(parameters, found)
+                columns = [column._replace(name=name) for name, column in found.shown]
+                schema = parser.schema(empty_relation(columns))
+                return Plan(parameters, point=found, schema=schema)
         check_statement(statement)
         for node in unnamed_columns(statement):
-            node["alias"] = self._text_of([node]).removeprefix("SELECT ")
-        uses = resolve_tables(statement, topics, self._placeholder)
+            node["alias"] = _text_of([node], parser).removeprefix("SELECT ")
+        uses = resolve_tables(statement, topics, lambda number: f"{self._prefix}u{number}_")
         wanted = wanted_names(statement)
         folds: list[Node] = []
         planned = tuple(_planned(use, wanted, folds) for use in uses)
-        # The text of constants is made first: the tree of the statement must not be changed later.
-        fold_text = self._text_of(folds) if folds else ""
-        text = self._parser.text(statement)
+        in_folds = (node for node in nodes(folds) if node.get("class") == "PARAMETER")
         return Plan(
             parameters,
-            pieces=tuple(self._gap.split(text)),
             uses=planned,
-            fold_text=fold_text,
-            fold_parameters=frozenset(_parameters_in(folds)),
-            rules=scan_rules(statement),
+            fold_text=_text_of(folds, parser) if folds else "",
+            fold_parameters=frozenset(node["identifier"] for node in in_folds),
+            pieces=tuple(self._gap.split(parser.text(statement))),
         )
 
-    def point(self, sql: str, topics: Mapping[TopicName, TopicInfo]) -> Plan | None:
-        """Return the plan of a look-up by key, None if the text is anything else, or wrong."""
-        try:
-            statement = self._parser.parse(sql)
-        except InvalidRequest:
-            return None
-        found = point_of(statement, topics)
-        return None if found is None else self._point_plan(_parameters_of(statement), found)
 
-    def _point_plan(self, parameters: frozenset[str], point: PointPlan) -> Plan:
-        columns = [column._replace(name=name) for name, column in point.shown]
-        schema = self._parser.schema(empty_relation(columns))
-        return Plan(parameters, point=point, schema=schema)
-
-    def _placeholder(self, number: int) -> str:
-        return f"{self._prefix}u{number}_"
-
-    def _text_of(self, expressions: Sequence[Node]) -> str:
-        """Return the text of a statement that evaluates expressions."""
-        statement = self._parser.parse("SELECT 1")
-        statement["node"]["select_list"] = list(expressions)
-        return self._parser.text(statement)
-
-
-def _parameters_of(statement: Node) -> frozenset[str]:
-    return frozenset(entry["key"] for entry in statement["named_param_map"])
+def _text_of(expressions: Sequence[Node], parser: Parser) -> str:
+    """Return the text of a statement that evaluates expressions."""
+    statement = parser.parse("SELECT 1")
+    statement["node"]["select_list"] = list(expressions)
+    return parser.text(statement)
 
 
 def _planned(use: TableUse, wanted: WantedNames | None, folds: list[Node]) -> PlannedUse:
@@ -228,21 +281,7 @@ def _width(data_type: pa.DataType) -> int:
     return width
 
 
-def _parameters_in(nodes: Sequence[Node]) -> set[str]:
-    found: set[str] = set()
-    todo: list[Any] = list(nodes)
-    while todo:
-        item = todo.pop()
-        if isinstance(item, list):
-            todo += item
-        elif isinstance(item, dict):
-            if item.get("class") == "PARAMETER":
-                found.add(item["identifier"])
-            todo += item.values()
-    return found
-
-
-CHARACTERS_MAX: Final = 2_000
+TEMPLATE_CHARACTERS_MAX: Final = 2_000
 
 _SIMPLE: Final = re.compile(
     r"""(?> [\w\s(),.=*;]+ | "[^"\0]*" | '(?: [^'\0] | '' )*' )*+""", re.VERBOSE
@@ -259,7 +298,7 @@ def template_of(sql: str) -> tuple[str, list[Any]] | None:
     text is for its parser to find out: what has a literal in a place where no parameter can stand
     is no valid statement as a template.
     """
-    if len(sql) > CHARACTERS_MAX or _SIMPLE.fullmatch(sql) is None:
+    if len(sql) > TEMPLATE_CHARACTERS_MAX or _SIMPLE.fullmatch(sql) is None:
         return None
     values: list[Any] = []
 
@@ -272,96 +311,3 @@ def template_of(sql: str) -> tuple[str, list[Any]] | None:
 
     template = _LITERAL.sub(replaced, sql)
     return (template, values) if values else None
-
-
-PLANS_MAX: Final = 1_024
-PLAN_CHARACTERS_MAX: Final = 16_384
-
-_Key = tuple[str, bool]
-
-
-class PlanStore:
-    """Makes and keeps plans. All methods may be called from any thread."""
-
-    def __init__(self, sources: Sources, prefix: str) -> None:
-        self._sources = sources
-        self._prefix = prefix
-        self._lock = threading.Lock()
-        self._parser: Parser | None = None
-        self._made: Planner | None = None
-        self._closed = False
-        self._version: int | None = None
-        self._topics: Mapping[TopicName, TopicInfo] = {}
-        self._plans: dict[_Key, Plan] = {}
-        self._templates: dict[str, Plan | None] = {}
-
-    def plan(self, sql: str, *, point: bool = True) -> Plan:
-        """Return the plan of a statement; `point` allows one that asks the index alone."""
-        checked_text(sql)
-        version = self._refresh()
-        found = self._plans.get((sql, point))
-        if found is not None:
-            return found
-        plan = self._planner().plan(sql, self._topics, point=point)
-        if len(sql) <= PLAN_CHARACTERS_MAX:
-            self._keep(self._plans, (sql, point), plan, version)
-        return plan
-
-    def templated(self, sql: str) -> tuple[Plan, dict[str, Any]] | None:
-        """Return the look-up that a simple text is, and the values in it; None if it is none."""
-        found = template_of(checked_text(sql))
-        if found is None:
-            return None
-        template, values = found
-        version = self._refresh()
-        try:
-            plan = self._templates[template]
-        except KeyError:
-            plan = self._planner().point(template, self._topics)
-            if plan is not None and len(plan.parameters) != len(values):
-                # A literal became part of a name: the template is another statement.
-                plan = None
-            self._keep(self._templates, template, plan, version)
-        if plan is None:
-            return None
-        return plan, {str(number): value for number, value in enumerate(values, 1)}
-
-    def close(self) -> None:
-        """Forget all plans; later calls raise `Closed`."""
-        with self._lock:
-            self._closed = True
-            parser, self._parser, self._made = self._parser, None, None
-            self._plans.clear()
-            self._templates.clear()
-        if parser is not None:
-            parser.close()
-
-    def _refresh(self) -> int:
-        """Forget the plans if the topics changed since; return the version they are for."""
-        version = self._sources.version
-        if version != self._version or self._closed:
-            with self._lock:
-                if self._closed:
-                    raise Closed("the query engine is closed, open the engine again")
-                # The version was read before the topics: a change in between is seen next time.
-                self._topics = self._sources.topics()
-                self._plans = {}
-                self._templates = {}
-                self._version = version
-        return version
-
-    def _planner(self) -> Planner:
-        with self._lock:
-            if self._closed:
-                raise Closed("the query engine is closed, open the engine again")
-            if self._made is None:
-                self._parser = Parser()
-                self._made = Planner(self._parser, self._prefix)
-            return self._made
-
-    def _keep(self, plans: dict[Any, Any], key: object, plan: Plan | None, version: int) -> None:
-        with self._lock:
-            if version == self._version:
-                while len(plans) >= PLANS_MAX:
-                    del plans[next(iter(plans))]
-                plans[key] = plan

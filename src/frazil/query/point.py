@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from frazil.query.pruning import Condition, Constant, Literal, Parameter, constant_of
+from frazil.query.pruning import Condition, Constant, constant_of
 from frazil.query.tables import topic_of
 from frazil.query.views import ViewColumn, view_columns
 
@@ -36,9 +36,7 @@ class PointPlan(NamedTuple):
         """Return the limit; None if the statement must be left to DuckDB."""
         if self.limit is None:
             return 1 << 62
-        value = self.limit.value if isinstance(self.limit, Literal) else None
-        if isinstance(self.limit, Parameter):
-            value = params[self.limit.name]
+        value = self.limit.of(params, ())
         return value if type(value) is int and value >= 0 else None
 
 

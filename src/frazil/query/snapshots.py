@@ -20,48 +20,28 @@ from frazil.tiers import STEP_ROWS, open_parquet
 from frazil.topic import check_watch, moment, moments_of, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from frazil.query.views import Request, TopicName, TopicSnapshot
+    from frazil.query.views import TopicName
     from frazil.tiers import Chunk, DiskFile, KeyLookup, TopicTiers
     from frazil.topic import Instance, TopicRuntime
 
 NO_OFFSETS: Final = np.empty(0, np.int64)
 
 
-class FileView:
-    """A file as a query looks at it before it opens it."""
-
-    __slots__ = ("file",)
-
-    def __init__(self, file: DiskFile) -> None:
-        self.file = file
-
-    name = property(lambda self: self.file.name)
-    offset_first = property(lambda self: self.file.offset_first)
-    offset_last = property(lambda self: self.file.offset_last)
-    rows = property(lambda self: self.file.rows)
-    bytes = property(lambda self: self.file.bytes)
-    schema = property(lambda self: self.file.schema)
-    time_first = property(lambda self: self.file.time_first)
-    time_last = property(lambda self: self.file.time_last)
-    deletes = property(lambda self: self.file.deletes + self.file.unmatched)
-    partition_values = property(lambda self: self.file.partition_values)
-
-    @property
-    def columns(self) -> dict[str, Sequence[Any]]:
-        """Return least value, greatest value and number of nulls by column."""
-        ranges = self.file.columns.items()
-        return {name: (found.low, found.high, found.nulls) for name, found in ranges}
-
-
 class EngineSnapshot:
-    """One topic at one offset. What it names stays readable until it is closed."""
+    """One topic, or one part of it, at one offset. Its files stay until it is closed.
+
+    Attributes:
+        part: the index of the part, None for a topic without parts.
+        end: the offset that it was taken at.
+        cut: records from here on are in `chunks`, older ones in `files`, which may reach beyond.
+        dead: the offsets below `cut` of changes that are superseded at `end`, ascending; without
+            those of deletions, which are known by their operation.
+    """
 
     def __init__(self, tiers: TopicTiers, end: int, *, state: bool) -> None:
         self._tiers = tiers
-        self.check: Callable[[], None] = check_watch
-        """Called before each file, and before keys are looked up; it raises to stop the query."""
         self.part = tiers.state.spec.part_index if tiers.state.spec.part_of else None
         self.end = end
         self._keyed = tiers.keyed if state else None
@@ -70,14 +50,14 @@ class EngineSnapshot:
             assert tiers.lookup is not None
             tiers.lookup.fold_to(end)
         self._settle()
-        chunks, self.cut, self._dead = tiers.repairing(self._take)
-        self.chunks = [_view(chunk, end, state=state) for chunk in chunks if chunk.count]
+        chunks, self.cut, self.dead = tiers.repairing(self._take)
+        self.chunks = [self._view(chunk, state=state) for chunk in chunks if chunk.count]
         disk = tiers.disk
         with disk.catalog.changing:
             # Retired files go after this lock: what is pinned under it stays.
             files = [f for f in disk.files(tiers.id) if f.rows and f.offset_first < self.cut]
             self._pin = disk.pins.pin(files)
-        self.files: Sequence[FileView] = [FileView(file) for file in files]
+        self.files: Sequence[DiskFile] = files
 
     def _settle(self) -> None:
         """Decode what is to be seen, step by step, while the query may go on."""
@@ -103,16 +83,24 @@ class EngineSnapshot:
             dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, cut)
         return chunks, cut, dead
 
-    def file_path(self, file: FileView, /) -> str | None:
-        """Return where a file lies, after a look that it is what was written."""
+    def _view(self, chunk: Chunk, *, state: bool) -> ChunkView:
+        live = chunk.live(self.end) if state and chunk.keyed else None
+        bounds = partial(_bounds, chunk)
+        return ChunkView(chunk.batch, chunk.offset, chunk.times, live, bounds, self.part)
+
+    def file_path(self, file: DiskFile) -> str | None:
+        """Return the path for DuckDB of a file that is verified.
+
+        None if it must be read by `read_file`: DuckDB does not read a simulated file system.
+        """
         disk = self._tiers.disk
-        self.check()
         if not isinstance(disk.file_system, RealFileSystem):
             return None
-        self._check(file.file)
-        return disk.path(file.file)
+        self._check(file)
+        return disk.path(file)
 
     def _check(self, file: DiskFile) -> None:
+        check_watch()
         disk = self._tiers.disk
         disk.readers.note_use((file,))
         fault = disk.damage.verify(file)
@@ -134,12 +122,11 @@ class EngineSnapshot:
             reason=fault,
         )
 
-    def read_file(self, file: FileView, columns: Sequence[str], /) -> pa.Table:
-        """Read columns of a file through the seam."""
-        self.check()
+    def read_file(self, file: DiskFile, columns: Sequence[str]) -> pa.Table:
+        """Read columns of a file through the seam, in the types as they were written."""
         disk = self._tiers.disk
-        self._check(file.file)
-        path = disk.path(file.file)
+        self._check(file)
+        path = disk.path(file)
         try:
             parquet, source = open_parquet(disk.file_system, path)
             try:
@@ -150,17 +137,13 @@ class EngineSnapshot:
         except OSError as error:
             raise Unavailable("file cannot be read, try again", path=path, error=error) from error
 
-    def file_schema(self, file: FileView, /) -> pa.Schema:
+    def file_schema(self, file: DiskFile) -> pa.Schema:
         """Return the topic's columns in the version that a file was written under."""
         return self._tiers.schema_of(file.schema)
 
-    def dead(self) -> np.ndarray[Any, Any]:
-        """Return the superseded offsets below the cut, ascending."""
-        return self._dead
-
-    def get_many(self, keys: Sequence[tuple[Any, ...]], /) -> Sequence[Mapping[str, Any] | None]:
-        """Return the row of each key at this snapshot."""
-        self.check()
+    def get_many(self, keys: Sequence[tuple[Any, ...]]) -> Sequence[Mapping[str, Any] | None]:
+        """Return the row of each key at this snapshot, with `_offset` and `_time`."""
+        check_watch()
         lookup = self._tiers.lookup
         assert lookup is not None
         return lookup.get_rows(keys, before=self.end)
@@ -179,11 +162,6 @@ def _held(chunks: Sequence[Chunk], start: int) -> list[Chunk]:
     ]
 
 
-def _view(chunk: Chunk, end: int, *, state: bool) -> ChunkView:
-    live = chunk.live(end) if state and chunk.keyed else None
-    return ChunkView(chunk.batch, chunk.offset, chunk.times, live, partial(_bounds, chunk))
-
-
 def _bounds(chunk: Chunk, name: str) -> tuple[Any, Any] | None:
     """Return a column's least and greatest value, temporal ones as integers; counted once."""
     column = chunk.batch.column(name)
@@ -194,16 +172,12 @@ def _bounds(chunk: Chunk, name: str) -> tuple[Any, Any] | None:
         found = pc.min_max(column)
         least, greatest = found["min"], found["max"]
         if pt.is_temporal(column.type):
-            storage = _storage(column.type)
+            storage = pa.int32() if pt.is_date32(column.type) else pa.int64()
             least, greatest = least.cast(storage), greatest.cast(storage)
         return least.as_py(), greatest.as_py()
 
     bounds: tuple[Any, Any] = chunk.cached(("storage_bounds", name), make)
     return bounds
-
-
-def _storage(data_type: pa.DataType) -> pa.DataType:
-    return pa.int32() if pt.is_date32(data_type) else pa.int64()
 
 
 class EngineSources:
@@ -232,53 +206,55 @@ class EngineSources:
                     found[_split(runtime.name)] = _info([runtime])._replace(listed=False)
         return found
 
-    def wait(self, requests: Sequence[Request], min_offset: Any) -> None:
+    def wait(self, wanted: Mapping[TopicName, bool], min_offset: Any) -> None:
         """Wait until topics have offsets, for 5 s at most."""
-        runtimes = [runtime for _request, runtime in self._asked(requests)]
+        runtimes = [runtime for _topic, runtime in self._asked(wanted)]
         wait_for(runtimes, min_offset, timeout_s=WAIT_S)
 
     def snapshot(
         self,
-        requests: Sequence[Request],
+        wanted: Mapping[TopicName, bool],
         *,
         as_of_offset: Any = None,
         as_of_time: Any = None,
         min_offset: Any = None,
-    ) -> Mapping[TopicName, Sequence[TopicSnapshot]]:
-        """Take snapshots of topics at one instant."""
+    ) -> dict[TopicName, list[EngineSnapshot]]:
+        """Take snapshots of topics at one instant, one of each part.
+
+        `wanted` says for each topic whether its state is read; its log can be read in any case.
+        `min_offset` waits until the topics have that offset. On an error nothing stays pinned.
+        """
         engine = self._engine
         if as_of_offset is not None and as_of_time is not None:
             raise InvalidRequest("give as_of_offset or as_of_time, not both")
-        asked = self._asked(requests)
-        for _request, runtime in asked:
+        asked = self._asked(wanted)
+        runtimes = [runtime for _topic, runtime in asked]
+        for runtime in runtimes:
             _tiers_of(runtime).ensure_loaded()
-        runtimes = [runtime for _request, runtime in asked]
         if min_offset is not None:
             wait_for(runtimes, min_offset, timeout_s=WAIT_S)
         moments = {} if as_of_offset is None else moments_of(runtimes, as_of_offset)
         ends = engine.visible_ends(runtimes)
-        taken: list[tuple[TopicName, EngineSnapshot]] = []
+        taken: dict[TopicName, list[EngineSnapshot]] = {}
         try:
-            for (request, runtime), end in zip(asked, ends, strict=True):
+            for (topic, runtime), end in zip(asked, ends, strict=True):
                 at = moment(runtime, end, moments.get(runtime.name), as_of_time)
-                snapshot = EngineSnapshot(_tiers_of(runtime), at, state=request.state)
-                taken.append((request.topic, snapshot))
+                snapshot = EngineSnapshot(_tiers_of(runtime), at, state=wanted[topic])
+                taken.setdefault(topic, []).append(snapshot)
         except BaseException:
-            for _topic, snapshot in taken:
-                snapshot.close()
+            for parts in taken.values():
+                for snapshot in parts:
+                    snapshot.close()
             raise
-        result: dict[TopicName, list[TopicSnapshot]] = {}
-        for topic, snapshot in taken:
-            result.setdefault(topic, []).append(snapshot)
-        return result
+        return taken
 
-    def _asked(self, requests: Sequence[Request]) -> list[tuple[Request, TopicRuntime]]:
-        """Return the topics and parts that are asked for, each with what is asked."""
+    def _asked(self, wanted: Iterable[TopicName]) -> list[tuple[TopicName, TopicRuntime]]:
+        """Return the parts of topics, each with its topic's name."""
         self._engine.check_open()
         return [
-            (request, runtime)
-            for request in requests
-            for runtime in self._engine.parts_of("/" + "/".join(request.topic))
+            (topic, runtime)
+            for topic in wanted
+            for runtime in self._engine.parts_of("/" + "/".join(topic))
         ]
 
     def lookup(
@@ -324,7 +300,7 @@ def _info(runtimes: Sequence[TopicRuntime]) -> TopicInfo:
     columns = runtime.codec.columns
     names = () if columns.keyed is None else tuple(columns.keyed.changes.shape.names)
     parts = len(runtimes) if runtime.state.spec.part_of else 0
-    return TopicInfo(columns.schema, names, parts, runtime.state.spec.partition_by)
+    return TopicInfo(columns.schema, names, parts)
 
 
 def _tiers_of(runtime: TopicRuntime) -> TopicTiers:

@@ -8,7 +8,7 @@ variables of the program.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from attrs import define
 
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import NAMESPACE_DEFAULT
-from frazil.query.guard import Node
+from frazil.query.guard import Node, nodes
 from frazil.query.views import LOG_SUFFIX, TopicInfo, TopicName, ViewColumn, view_columns
 
 __all__ = [
@@ -41,18 +41,20 @@ SHOW: Final = {
 }
 """What SHOW can show, by DuckDB's name for it."""
 
-_TEXT: Final = pa.string()
 _TEXTS: Final = pa.list_(pa.string())
 
 Topics = Mapping["TopicName", "TopicInfo"]
-_Rows = list[dict[str, object]]
+_Rows = Iterable[tuple[object, ...]]
 
 
 def catalog_table(name: str, topics: Topics) -> pa.Table:
     """Return one of the tables of the catalog for the present topics."""
     schema, rows = _TABLES[name]
     listed = {topic: info for topic, info in topics.items() if info.listed}
-    return pa.Table.from_pylist(rows(listed), schema=schema)
+    names = schema.names
+    return pa.Table.from_pylist(
+        [dict(zip(names, row, strict=True)) for row in rows(listed)], schema=schema
+    )
 
 
 def _views(topics: Topics) -> Iterator[tuple[str, str, tuple[ViewColumn, ...]]]:
@@ -63,114 +65,70 @@ def _views(topics: Topics) -> Iterator[tuple[str, str, tuple[ViewColumn, ...]]]:
 
 
 def _tables(topics: Topics) -> _Rows:
-    return [
-        {
-            "table_catalog": DATABASE,
-            "table_schema": namespace,
-            "table_name": name,
-            "table_type": "VIEW",
-            "is_insertable_into": "NO",
-        }
-        for namespace, name, _ in _views(topics)
-    ]
+    for namespace, name, _ in _views(topics):
+        yield DATABASE, namespace, name, "VIEW", "NO"
 
 
 def _columns(topics: Topics) -> _Rows:
-    return [
-        {
-            "table_catalog": DATABASE,
-            "table_schema": namespace,
-            "table_name": name,
-            "column_name": column.name,
-            "ordinal_position": position,
-            # What DESCRIBE says of all columns of views.
-            "is_nullable": "YES",
-            "data_type": column.sql_type,
-        }
-        for namespace, name, columns in _views(topics)
-        for position, column in enumerate(columns, 1)
-    ]
+    for namespace, name, columns in _views(topics):
+        for position, column in enumerate(columns, 1):
+            # DESCRIBE says "YES" for all columns of views.
+            kind = column.sql_type
+            yield DATABASE, namespace, name, column.name, position, None, "YES", kind
 
 
 def _namespaces(topics: Topics) -> list[str]:
     return sorted({NAMESPACE_DEFAULT, *(namespace for namespace, _ in topics)})
 
 
-def _schemata(topics: Topics) -> _Rows:
-    return [
-        {"catalog_name": DATABASE, "schema_name": namespace, "schema_owner": DATABASE}
-        for namespace in _namespaces(topics)
-    ]
-
-
 def _show_tables(topics: Topics) -> _Rows:
     """List the topics; those outside of the default namespace as `namespace.name`."""
-    return [
-        {"name": name if namespace == NAMESPACE_DEFAULT else f"{namespace}.{name}"}
-        for namespace, name in sorted(
-            topics, key=lambda topic: (topic[0] != NAMESPACE_DEFAULT, topic)
-        )
-    ]
+    for namespace, name in sorted(topics, key=lambda topic: (topic[0] != NAMESPACE_DEFAULT, topic)):
+        yield (name if namespace == NAMESPACE_DEFAULT else f"{namespace}.{name}",)
 
 
 def _show_all_tables(topics: Topics) -> _Rows:
-    return [
-        {
-            "database": DATABASE,
-            "schema": namespace,
-            "name": name,
-            "column_names": [column.name for column in columns],
-            "column_types": [column.sql_type for column in columns],
-            "temporary": False,
-        }
-        for namespace, name, columns in _views(topics)
-    ]
+    for namespace, name, columns in _views(topics):
+        names = [column.name for column in columns]
+        yield DATABASE, namespace, name, names, [column.sql_type for column in columns], False
 
 
-def _show_schemas(topics: Topics) -> _Rows:
-    return [
-        {"database_name": DATABASE, "schema_name": namespace} for namespace in _namespaces(topics)
-    ]
-
-
-def _show_databases(_topics: Topics) -> _Rows:
-    return [{"database_name": DATABASE}]
-
-
-def _texts(*names: str) -> pa.Schema:
-    return pa.schema([(name, _TEXT) for name in names])
+def _schema(names: str, **types: pa.DataType) -> pa.Schema:
+    return pa.schema([(name, types.get(name, pa.string())) for name in names.split()])
 
 
 _TABLES: Final[dict[str, tuple[pa.Schema, Callable[[Topics], _Rows]]]] = {
     "tables": (
-        _texts("table_catalog", "table_schema", "table_name", "table_type", "is_insertable_into"),
+        _schema("table_catalog table_schema table_name table_type is_insertable_into"),
         _tables,
     ),
     "columns": (
-        pa.schema(
-            [
-                *_texts("table_catalog", "table_schema", "table_name", "column_name"),
-                pa.field("ordinal_position", pa.int32()),
-                *_texts("column_default", "is_nullable", "data_type"),
-            ]
+        _schema(
+            "table_catalog table_schema table_name column_name ordinal_position column_default"
+            " is_nullable data_type",
+            ordinal_position=pa.int32(),
         ),
         _columns,
     ),
-    "schemata": (_texts("catalog_name", "schema_name", "schema_owner"), _schemata),
-    "show_tables": (_texts("name"), _show_tables),
+    "schemata": (
+        _schema("catalog_name schema_name schema_owner"),
+        lambda topics: [(DATABASE, name, DATABASE) for name in _namespaces(topics)],
+    ),
+    "show_tables": (_schema("name"), _show_tables),
     "show_all_tables": (
-        pa.schema(
-            [
-                *_texts("database", "schema", "name"),
-                pa.field("column_names", _TEXTS),
-                pa.field("column_types", _TEXTS),
-                pa.field("temporary", pa.bool_()),
-            ]
+        _schema(
+            "database schema name column_names column_types temporary",
+            column_names=_TEXTS,
+            column_types=_TEXTS,
+            temporary=pa.bool_(),
         ),
         _show_all_tables,
     ),
-    "show_schemas": (_texts("database_name", "schema_name"), _show_schemas),
-    "show_databases": (_texts("database_name"), _show_databases),
+    "show_schemas": (
+        _schema("database_name schema_name"),
+        lambda topics: [(DATABASE, name) for name in _namespaces(topics)],
+    ),
+    "show_databases": (_schema("database_name"), lambda _topics: [(DATABASE,)]),
 }
 
 
@@ -241,25 +199,18 @@ def wanted_names(statement: Node) -> WantedNames | None:
     """Return the names that columns of the statement may have; None if any name may."""
     names: set[str] = set()
     alone: set[str] = set()
-    todo: list[Any] = [statement]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, list):
-            todo += item
-        elif isinstance(item, dict):
-            kind = item.get("class") or _kind_of(item)
-            if kind in {"STAR", "POSITIONAL_REFERENCE", "PIVOT", "SHOW_REF"}:
+    for item in nodes(statement):
+        kind = item.get("class") or _kind_of(item)
+        if kind in {"STAR", "POSITIONAL_REFERENCE", "PIVOT", "SHOW_REF"}:
+            return None
+        if kind == "JOIN":
+            if item["ref_type"] == "NATURAL":
                 return None
-            if kind == "JOIN":
-                if item["ref_type"] == "NATURAL":
-                    return None
-                names.update(name.casefold() for name in item["using_columns"])
-            elif kind == "COLUMN_REF":
-                parts = [name.casefold() for name in item["column_names"]]
-                names.update(parts)
-                alone.update(parts if len(parts) == 1 else ())
-                continue
-            todo += item.values()
+            names.update(name.casefold() for name in item["using_columns"])
+        elif kind == "COLUMN_REF":
+            parts = [name.casefold() for name in item["column_names"]]
+            names.update(parts)
+            alone.update(parts if len(parts) == 1 else ())
     return WantedNames(frozenset(names), frozenset(alone))
 
 
@@ -268,34 +219,15 @@ def unnamed_columns(statement: Node) -> list[Node]:
 
     Once tables are replaced that text would show what they were replaced by.
     """
-    found: list[Node] = []
-    todo: list[Any] = [statement]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, list):
-            todo += item
-        elif isinstance(item, dict):
-            if _kind_of(item) == "SELECT_NODE":
-                found += [
-                    node
-                    for node in item["select_list"]
-                    if not node["alias"] and node["class"] != "STAR" and _has_subquery(node)
-                ]
-            todo += item.values()
-    return found
-
-
-def _has_subquery(expression: Node) -> bool:
-    todo: list[Any] = [expression]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, list):
-            todo += item
-        elif isinstance(item, dict):
-            if item.get("class") == "SUBQUERY":
-                return True
-            todo += item.values()
-    return False
+    return [
+        column
+        for query in nodes(statement)
+        if _kind_of(query) == "SELECT_NODE"
+        for column in query["select_list"]
+        if not column["alias"]
+        and column["class"] != "STAR"
+        and any(item.get("class") == "SUBQUERY" for item in nodes(column))
+    ]
 
 
 def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
@@ -325,18 +257,12 @@ def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
 
 def _described(statement: Node) -> set[int]:
     """Return the identities of all nodes within a DESCRIBE."""
-    found: set[int] = set()
-    todo: list[tuple[Any, bool]] = [(statement, False)]
-    while todo:
-        item, inside = todo.pop()
-        if isinstance(item, list):
-            todo += [(value, inside) for value in item]
-        elif isinstance(item, dict):
-            inside = inside or item.get("show_type") == "DESCRIBE"
-            if inside:
-                found.add(id(item))
-            todo += [(value, inside) for value in item.values()]
-    return found
+    return {
+        id(item)
+        for outer in nodes(statement)
+        if outer.get("show_type") == "DESCRIBE"
+        for item in nodes(outer)
+    }
 
 
 def _kind_of(item: Node) -> str:
@@ -448,15 +374,7 @@ def _replace(node: Node, placeholder: str, alias: str) -> None:
 
 def _unqualify(statement: Node, qualified: set[tuple[str, str]]) -> None:
     """Take the namespace off columns written as `namespace.topic.column`."""
-    todo: list[Any] = [statement]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, list):
-            todo += item
-        elif isinstance(item, dict):
-            names = item.get("column_names")
-            if item.get("class") == "COLUMN_REF" and names is not None and len(names) > 2:
-                if (names[0].casefold(), names[1].casefold()) in qualified:
-                    del names[0]
-            else:
-                todo += item.values()
+    for item in nodes(statement):
+        names = item["column_names"] if item.get("class") == "COLUMN_REF" else ()
+        if len(names) > 2 and (names[0].casefold(), names[1].casefold()) in qualified:
+            del names[0]

@@ -11,9 +11,11 @@ import contextlib
 import os
 import resource
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
+from starlette.routing import Route
 
 from frazil.clock import SystemClock
 from frazil.engine import Engine
@@ -21,6 +23,8 @@ from frazil.errors import FrazilError, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.serve.announcing import announce, withdraw
 from frazil.serve.auth import (
+    ANYTHING,
+    Need,
     announce_exposure,
     load_certificate,
     load_credentials,
@@ -28,18 +32,21 @@ from frazil.serve.auth import (
     server_context,
 )
 from frazil.serve.danube.routes import Services
+from frazil.serve.danube.rpcs import needs_of
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import ConnectionLimits, Server
 from frazil.serve.h2.limits import ServerLimits
-from frazil.serve.http import HttpServer, call_route, health_route, page_route
-from frazil.serve.http_calls import PATH, AdminCalls, Serving
+from frazil.serve.http import HttpServer, health_route, page_route
+from frazil.serve.http_calls import PATH, HttpCaller, answer_call
 from frazil.serve.listening import Address, address_of, bind, listen
 from frazil.serve.metrics import CONTENT_TYPE, metrics_text, port_facts
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Mapping
+    from collections.abc import Callable
+
+    from starlette.requests import Request
 
     from frazil.config import ServeSettings, Settings
     from frazil.serve.auth import Guard
@@ -49,6 +56,12 @@ __all__ = ["Addresses", "Broker", "connection_limits", "server_limits"]
 State = Literal["starting", "ready", "stopping"]
 FACTS_S: Final = 10.0
 """How long the loop has to answer what it counts."""
+DRAIN_S: Final = 10.0
+"""Calls under way get so long when the broker stops."""
+REQUEST_BYTES_BESIDE: Final = 3 << 20
+"""A request may be so much larger than the largest message: key, attributes, schemas."""
+CLIENT_CONNECTIONS_MAX: Final = 500
+"""From one address to one port."""
 ADMIN_CONNECTIONS_MAX: Final = 100
 """A fifth of all connections, at most so many, is reserved for administration."""
 _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what is told in place of it
@@ -75,39 +88,22 @@ class Addresses:
         }
 
 
-@attrs.frozen
-class _Listeners:
-    """The three sockets, which have their addresses."""
-
-    data: socket.socket
-    admin: socket.socket
-    http: socket.socket
-
-    def listen(self) -> None:
-        """Let clients queue; health needs no queue, it is told already."""
-        listen(self.data, setting="serve.port")
-        listen(self.admin, setting="serve.admin_port")
-
-    def close(self) -> None:
-        for each in (self.data, self.admin, self.http):
-            each.close()
-
-
 HANDSHAKE_S: Final = 5.0
 """A connection that is not set up by then is closed; with authentication, one without a call, too."""
 KEEPALIVE_S: Final = 20.0
 """A silent connection is asked for a sign of life so often."""
 
 
-def server_limits(settings: ServeSettings) -> ServerLimits:
+def server_limits(settings: Settings) -> ServerLimits:
     """Return what one port takes from its peers."""
     usual = ServerLimits()
+    bytes_max = settings.topics.message_bytes_max + REQUEST_BYTES_BESIDE
     return attrs.evolve(
         usual,
-        connections_max=settings.connections_max,
-        message_bytes_max=settings.request_bytes_max,
+        connections_max=settings.serve.connections_max,
+        message_bytes_max=bytes_max,
         # A request that is allowed must fit, whatever else a connection sends.
-        unfinished_bytes_max=max(usual.unfinished_bytes_max, 2 * settings.request_bytes_max),
+        unfinished_bytes_max=max(usual.unfinished_bytes_max, 2 * bytes_max),
         header_bytes_max=8 << 10,
         handshake_s=HANDSHAKE_S,
         keepalive_s=KEEPALIVE_S,
@@ -120,12 +116,8 @@ def connection_limits(settings: ServeSettings) -> tuple[ConnectionLimits, Connec
     admin = max(1, min(ADMIN_CONNECTIONS_MAX, total // 5))
     data = max(1, total - admin)
     return (
-        ConnectionLimits(
-            client_max=min(settings.connections_client_max, data), connections_max=data
-        ),
-        ConnectionLimits(
-            client_max=min(settings.connections_client_max, admin), connections_max=admin
-        ),
+        ConnectionLimits(client_max=min(CLIENT_CONNECTIONS_MAX, data), connections_max=data),
+        ConnectionLimits(client_max=min(CLIENT_CONNECTIONS_MAX, admin), connections_max=admin),
     )
 
 
@@ -155,7 +147,7 @@ class Broker:
                     lambda: (metrics_text(self._facts()), CONTENT_TYPE),
                     self._page_refusal,
                 ),
-                call_route(PATH, AdminCalls(self._ready).answer),
+                Route(PATH, partial(answer_call, self), methods=["POST"]),
             ]
         )
 
@@ -173,26 +165,23 @@ class Broker:
         page = server_context(serve, protocols=["http/1.1"])
         self._contexts = [context for context in (h2, page) if context is not None]
         if self.settings.auth.enabled:
-            # Before anything is opened: what is wrong with them is told at once.
+            # Before anything is opened: faults in these files are reported at once.
             load_credentials(self.settings.auth)
-        taken = self._bind()
-        if isinstance(taken, _Listeners):
-            await self._http.start_on(taken.http, page)
-        try:
-            self.engine = await asyncio.to_thread(self._open, taken)
-            try:
-                assert isinstance(taken, _Listeners), "without addresses no engine opens"
-                await self._serve(taken, h2)
-            except BaseException:
-                for server in self._servers.values():
-                    server.close()
-                await asyncio.to_thread(self.engine.close)
-                raise
-        except BaseException:
-            await self._http.close()
-            if isinstance(taken, _Listeners):
-                taken.close()
-            raise
+        async with contextlib.AsyncExitStack() as undo:
+            data, admin, http = await self._bind(undo)
+            await self._http.start_on(http, page)
+            undo.push_async_callback(self._http.close)
+
+            def owned() -> None:
+                # Clients queue as soon as the data are this broker's.
+                listen(data, setting="serve.port")
+                listen(admin, setting="serve.admin_port")
+
+            self.engine = await asyncio.to_thread(self._open, owned)
+            undo.push_async_callback(asyncio.to_thread, self.engine.close)
+            self.addresses = self._name(data, admin, http)
+            await self._serve(data, admin, h2, undo)
+            undo.pop_all()
         self.warnings += self.engine.warnings
         self._state = "ready"
         announce(
@@ -209,19 +198,18 @@ class Broker:
         Raises:
             Unavailable: if the last sync failed.
         """
-        deadline_s = self.settings.serve.drain_s
         self._state = "stopping"
-        event("broker_stopping", drain_s=deadline_s)
+        event("broker_stopping", drain_s=DRAIN_S)
         withdraw(self.engine)
         for server in self._servers.values():
             server.expect_end()
         self.services.begin_close()
         try:
             drained = await asyncio.gather(
-                *(server.drain(deadline_s) for server in self._servers.values())
+                *(server.drain(DRAIN_S) for server in self._servers.values())
             )
             if not all(drained):
-                warn("calls_cut_off", drain_s=deadline_s)
+                warn("calls_cut_off", drain_s=DRAIN_S)
             await self.services.close()
         finally:
             try:
@@ -254,98 +242,103 @@ class Broker:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _bind(self) -> _Listeners | Unavailable:
-        """Take the three addresses, or return why not."""
-        serve = self.settings.serve
-        with contextlib.ExitStack() as undo:
-            taken = []
-            for host, port, setting in (
-                (serve.host, serve.port, "serve.port"),
-                (serve.admin_host, serve.admin_port, "serve.admin_port"),
-                (serve.http_host, serve.http_port, "serve.http_port"),
-            ):
-                try:
-                    taken.append(undo.enter_context(bind(host, port, setting=setting)))
-                except Unavailable as error:
-                    return error
-            undo.pop_all()
-        return _Listeners(*taken)
+    async def _bind(self, undo: contextlib.AsyncExitStack) -> list[socket.socket]:
+        """Return the three sockets, with their addresses, which nobody can connect to yet.
 
-    def _open(self, taken: _Listeners | Unavailable) -> Engine:
-        """Open the engine; clients queue as soon as the data are this broker's. Called in a thread.
-
-        Why an address could not be had is raised then, and not before: that the directory is in
-        use, with the pid, is of more help than that its ports are.
+        Raises:
+            Conflict: if an address is taken and another process has the directory: its pid is of
+                more help than that its ports are in use.
+            Unavailable: if an address cannot be had.
         """
+        serve = self.settings.serve
+        try:
+            return [
+                undo.enter_context(bind(host, port, setting=setting))
+                for host, port, setting in (
+                    (serve.host, serve.port, "serve.port"),
+                    (serve.admin_host, serve.admin_port, "serve.admin_port"),
+                    (serve.admin_host, serve.http_port, "serve.http_port"),
+                )
+            ]
+        except Unavailable as error:
+            problem = error
 
-        def owned() -> None:
-            if isinstance(taken, Unavailable):
-                raise taken
-            taken.listen()
+        def refuse() -> None:
+            raise problem
 
+        await asyncio.to_thread(self._open, refuse)
+        raise AssertionError("without addresses no engine opens")
+
+    def _open(self, on_owned: Callable[[], None]) -> Engine:
+        """Open the engine; called in a thread."""
         return Engine(
-            self.settings, file_system=RealFileSystem(), clock=self._clock, on_owned=owned
+            self.settings, file_system=RealFileSystem(), clock=self._clock, on_owned=on_owned
         )
 
-    async def _serve(self, listeners: _Listeners, context: ssl.SSLContext | None) -> None:
+    async def _serve(
+        self,
+        data: socket.socket,
+        admin: socket.socket,
+        context: ssl.SSLContext | None,
+        undo: contextlib.AsyncExitStack,
+    ) -> None:
         serve = self.settings.serve
-        self.addresses = self._named(listeners)
-        self.services = Services(self.engine, self.settings, addresses=self.addresses.facts())
-        self.guard = load_guard(self.settings, owners=self.services, clock=self._clock)
+        self.services = Services(self.engine, addresses=self.addresses.facts())
+        needs = partial(needs_of, services=self.services)
+        self.guard = load_guard(self.settings, needs=needs, clock=self._clock)
         # Tokens end while streams go on.
         self.services.consumers.check = self.guard.check if self.guard.enabled else None
         if self.guard.enabled:
             self.services.acts.principal_of = self.guard.principal_of
-        limits = server_limits(serve)
+        limits = server_limits(self.settings)
         if self.guard.enabled:
             # A client without credentials does not stay connected.
             limits = attrs.evolve(limits, first_call_s=HANDSHAKE_S)
         foresee = self.guard.foresee if self.guard.enabled else None
-        data, admin = connection_limits(serve)
+        clients, administration = connection_limits(serve)
         for name, listener, routes, counts in (
-            ("data", listeners.data, self.services.data_routes(), data),
-            ("admin", listeners.admin, self.services.admin_routes(), admin),
+            ("data", data, self.services.data_routes(), clients),
+            ("admin", admin, self.services.admin_routes(), administration),
         ):
             router = Router(routes, self.guard, self.guard.free_calls, foresee)
-            server = Server(router, limits, self._clock, counts)
+            self._servers[name] = server = Server(router, limits, self._clock, counts)
+            undo.callback(server.close)
             await server.start_on(listener, context)
-            self._servers[name] = server
 
-    def _named(self, listeners: _Listeners) -> Addresses:
+    def _name(self, data: socket.socket, admin: socket.socket, http: socket.socket) -> Addresses:
         serve = self.settings.serve
-        data = address_of(listeners.data)
-        url = serve.advertised_url
+        address, url = address_of(data), serve.advertised_url
         if not url:
-            told = data._replace(host=socket.gethostname()) if data.host in _ANY else data
-            url = told.url(tls=serve.tls)
-            if told is not data:
+            is_any = address.host in _ANY
+            named = address._replace(host=socket.gethostname()) if is_any else address
+            url = named.url(tls=serve.tls)
+            if is_any:
                 self.warnings.append(
                     f"clients are told to connect to {url}, or serve.advertised_url"
                 )
-        return Addresses(
-            data, address_of(listeners.admin), address_of(listeners.http), url, serve.tls
-        )
+        return Addresses(address, address_of(admin), address_of(http), url, serve.tls)
 
     def _problem(self) -> str | None:
-        return self._failure() if self._state == "ready" else self._state
+        return self._failure() if self.is_ready else self._state
 
     def _failure(self) -> str | None:
         """Return what only another start can mend."""
         # The whole of `stats` would hold up the loop where there are many topics.
-        failed = self._state == "ready" and self.engine.has_failed
+        failed = self.is_ready and self.engine.has_failed
         return "the log has failed, start the broker again" if failed else None
 
-    def _ready(self) -> Serving | None:
-        if self._state != "ready":
-            return None
-        return Serving(self.engine, self.services, self.guard)
+    @property
+    def is_ready(self) -> bool:
+        """Whether clients are served."""
+        return self._state == "ready"
 
-    def _page_refusal(self, fields: Mapping[str, str]) -> tuple[int, str] | None:
+    def _page_refusal(self, request: Request) -> tuple[int, str] | None:
         """Return why a page that is not open to all is not shown."""
         if self._state == "starting":
             # Who may see it is not known yet, and there is nothing to see.
             return 503, self._state
-        if self.guard.knows(fields.get("authorization")):
+        caller = HttpCaller(request.url.path, "", request.headers)
+        if self.guard.check(caller, [Need(None, ANYTHING)]) is None:
             return None
         return 401, "credentials are missing or not valid"
 

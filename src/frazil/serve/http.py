@@ -28,7 +28,7 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable
 
     from starlette.requests import Request
     from starlette.types import Message, Receive, Scope, Send
@@ -37,7 +37,6 @@ __all__ = [
     "HttpLimits",
     "HttpServer",
     "Refusal",
-    "call_route",
     "health_route",
     "page_route",
     "read_json",
@@ -267,13 +266,13 @@ def health_route(path: str, problem: Callable[[], str | None]) -> Route:
 def page_route(
     path: str,
     page: Callable[[], tuple[str, str]],
-    refusal: Callable[[Mapping[str, str]], Refusal | None],
+    refusal: Callable[[Request], Refusal | None],
 ) -> Route:
     """Return a page made in a thread, one at a time, for callers that are not refused."""
     one_at_a_time = asyncio.Lock()
 
     async def answer(request: Request) -> Response:
-        refused = refusal(request.headers)
+        refused = refusal(request)
         if refused is not None:
             return text(*refused)
         async with one_at_a_time:
@@ -281,11 +280,6 @@ def page_route(
         return Response(body, media_type=kind)
 
     return Route(path, answer)
-
-
-def call_route(path: str, answer: Callable[[Request], Awaitable[Response]]) -> Route:
-    """Return a route that takes JSON."""
-    return Route(path, answer, methods=["POST"])
 
 
 async def read_json(request: Request) -> bytes | Refusal:

@@ -1,24 +1,19 @@
-"""Calls of administration over the HTTP port: JSON in, JSON out, for `frazil subscription`.
-
-`auth.permissions.HTTP_CALLS` says what each call needs.
-"""
+"""Calls of administration over the HTTP port: JSON in, JSON out, for `frazil subscription`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
 from starlette.responses import Response
 
-from frazil.engine import CollectObjects, Drop, Engine, List, ListObjects, Policy, decode_call
+from frazil.engine import decode_call
 from frazil.errors import FrazilError, NotFound, Unavailable, codes_of
 from frazil.model import full_topic_name
-from frazil.serve.auth import Guard
-from frazil.serve.auth.permissions import needs_of_call
-from frazil.serve.danube.routes import Services
+from frazil.serve.auth import CLUSTER, Action, Need, topic_resource
 from frazil.serve.grpc.codec import Code
 from frazil.serve.http import read_json, text
 
@@ -26,9 +21,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from frazil.engine import Call
-    from frazil.serve.auth.guard import Refusal
+    from frazil.serve.auth import Refusal
+    from frazil.serve.broker import Broker
 
-__all__ = ["PATH", "AdminCalls", "Serving"]
+__all__ = ["PATH", "HttpCaller", "answer_call"]
 
 PATH: Final = "/admin/subscriptions"
 _STATUSES: Final = {
@@ -36,20 +32,13 @@ _STATUSES: Final = {
     Code.PERMISSION_DENIED: 403,
     Code.RESOURCE_EXHAUSTED: 429,
 }
-
-
-@attrs.frozen
-class Serving:
-    """The parts of a broker that is ready."""
-
-    engine: Engine
-    services: Services
-    guard: Guard
+_CLUSTER_CALLS: Final = frozenset({"backup", "list_objects", "collect_objects"})
+"""The calls that need `admin` on everything; the others need it on their topic, if they name one."""
 
 
 @attrs.define
-class _Caller:
-    """A call as the guard sees it."""
+class HttpCaller:
+    """A request as the guard sees it."""
 
     path: str
     peer: str
@@ -57,80 +46,75 @@ class _Caller:
     message: bytes = b""
 
 
-class AdminCalls:
-    """Answers the calls. It belongs to the event loop's thread.
-
-    Args:
-        serving: returns the broker's parts, None while it is not ready.
-    """
-
-    def __init__(self, serving: Callable[[], Serving | None]) -> None:
-        self._serving = serving
-
-    async def answer(self, request: Request) -> Response:
-        """Answer one call; the caller is checked before the body is read."""
-        serving = self._serving()
-        if serving is None:
-            return _failed(Unavailable("the broker is not ready"))
-        caller = _Caller(PATH, request.client.host if request.client else "", request.headers)
-        refused = serving.guard.admit(caller)
+async def answer_call(broker: Broker, request: Request) -> Response:
+    """Answer one call; the caller is checked before the body is read."""
+    if not broker.is_ready:
+        return _failed(Unavailable("the broker is not ready"))
+    caller = HttpCaller(PATH, request.client.host if request.client else "", request.headers)
+    refused = broker.guard.admit(caller)
+    if refused is not None:
+        return _refused(refused)
+    body = await read_json(request)
+    if not isinstance(body, bytes):
+        return text(*body)
+    try:
+        call = decode_call(body)
+        refused = broker.guard.check(caller, needs_of_call(call))
         if refused is not None:
             return _refused(refused)
-        body = await read_json(request)
-        if not isinstance(body, bytes):
-            return text(*body)
-        try:
-            call = decode_call(body)
-            refused = serving.guard.authorize(caller, needs_of_call(call))
-            if refused is not None:
-                return _refused(refused)
-            found = await self._perform(serving, caller, call)
-        except FrazilError as error:
-            return _failed(error)
-        return _json(200, {"result": found})
-
-    async def _perform(self, serving: Serving, caller: _Caller, call: Call) -> Any:
-        if _is_read(call):
-            found = await asyncio.to_thread(call.perform, serving.engine)
-            return _with_unstored(serving, call, found) if isinstance(call, List) else found
-        names = {"topic": call.topic, "subscription": getattr(call, "name", None)}
-        return await serving.services.acts.do(
-            caller,
-            _change(serving, call),
-            call=call.__struct_config__.tag,
-            **{what: name for what, name in names.items() if name is not None},
-        )
+        found = await _perform(broker, caller, call)
+    except FrazilError as error:
+        return _failed(error)
+    return _json(200, {"result": found})
 
 
-def _is_read(call: Call) -> bool:
-    """Return whether a call changes nothing."""
-    match call:
-        case Policy():
-            return not call.policy and call.max_unacked is None
-        case CollectObjects():
-            return call.dry_run
-        case _:
-            return isinstance(call, (List, ListObjects))
+def needs_of_call(call: Call) -> list[Need]:
+    """Return all that a call needs; each of it must be granted.
+
+    Raises:
+        InvalidRequest: if a name is no topic's.
+    """
+    if call.topic is None or call.call in _CLUSTER_CALLS:
+        return [Need(Action.ADMIN, CLUSTER)]
+    found = [Need(Action.ADMIN, topic_resource(full_topic_name(call.topic)))]
+    dead_letters = call.policy.get("dead_letter_topic")
+    if isinstance(dead_letters, str) and dead_letters:
+        # As for SetSubscriptionFailurePolicy: the broker writes there in the caller's name.
+        found.append(Need(Action.PRODUCE, topic_resource(full_topic_name(dead_letters))))
+    return found
 
 
-def _with_unstored(serving: Serving, call: List, found: list[dict[str, Any]]) -> Any:
+async def _perform(broker: Broker, caller: HttpCaller, call: Call) -> Any:
+    if call.is_read:
+        found = await asyncio.to_thread(call.perform, broker.engine)
+        return _with_unstored(broker, call, found) if call.call == "list" else found
+    names = {"topic": call.topic, "subscription": call.name or None}
+    return await broker.services.acts.do(
+        caller,
+        _change(broker, call),
+        call=call.call,
+        **{what: name for what, name in names.items() if name is not None},
+    )
+
+
+def _with_unstored(broker: Broker, call: Call, found: list[dict[str, Any]]) -> Any:
     """Add the subscriptions of topics without storage, which exist while they are connected."""
-    unstored = serving.services.unreliable.facts()
+    unstored = broker.services.unreliable.facts()
     if call.topic is not None:
-        unstored = [each for each in unstored if each["topic"] in _topics(serving, call.topic)]
+        unstored = [each for each in unstored if each["topic"] in _topics(broker, call.topic)]
     return sorted([*found, *unstored], key=lambda each: (each["topic"], each["name"]))
 
 
-async def _change(serving: Serving, call: Call) -> Any:
-    if not isinstance(call, Drop):
-        return await asyncio.to_thread(call.perform, serving.engine)
-    services, topics = serving.services, _topics(serving, call.topic)
+async def _change(broker: Broker, call: Call) -> Any:
+    if call.call != "drop":
+        return await asyncio.to_thread(call.perform, broker.engine)
+    services, topics = broker.services, _topics(broker, call.topic or "")
     unstored = [topic for topic in topics if services.unreliable.find(topic, call.name) is not None]
     for topic in unstored:
         services.unreliable.drop(topic, call.name)
         services.consumers.forget_subscription(topic, call.name)
     try:
-        found = await asyncio.to_thread(call.perform, serving.engine)
+        found = await asyncio.to_thread(call.perform, broker.engine)
     except NotFound:
         if not unstored:
             raise
@@ -141,9 +125,9 @@ async def _change(serving: Serving, call: Call) -> Any:
     return found
 
 
-def _topics(serving: Serving, topic: str) -> list[str]:
+def _topics(broker: Broker, topic: str) -> list[str]:
     """Return the names of the topics that hold a topic's records: its own, or those of its parts."""
-    _spec, runtimes = serving.engine.whole_topic(full_topic_name(topic))
+    _spec, runtimes = broker.engine.whole_topic(full_topic_name(topic))
     return [runtime.name for runtime in runtimes]
 
 

@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import CODES, FrazilError, InvalidRequest, Unavailable
-from frazil.serve.broker import Broker
+from frazil.serve.broker import DRAIN_S, Broker
 from frazil.serve.waiting import fastest_loop
 from frazil.telemetry import warn
 
@@ -100,8 +100,7 @@ class _Process:
         self._failure = error
         if not self._stop.is_set():
             self._stop.set()
-            serve = self._settings.serve
-            _watch(serve.drain_s + CLOSE_S)
+            _watch(DRAIN_S + CLOSE_S)
 
     def _end(self) -> None:
         for number in ENDING:
@@ -111,8 +110,7 @@ class _Process:
             signal.signal(number, signal.SIG_DFL)
         if not self._stop.is_set():
             self._stop.set()
-            serve = self._settings.serve
-            _watch(serve.drain_s + CLOSE_S)
+            _watch(DRAIN_S + CLOSE_S)
 
     def _reload(self) -> None:
         if self._broker is not None:

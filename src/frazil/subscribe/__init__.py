@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from frazil.log.cursor import Cursor
 from frazil.subscribe.api import PREFETCH, PREFETCH_BYTES, Subscriptions
-from frazil.subscribe.cursors import HOLD_PREFIX, NAME_BYTES_MAX, Cursors, CursorWriter
+from frazil.subscribe.cursors import (
+    HOLD_PREFIX,
+    NAME_BYTES_MAX,
+    SUBSCRIPTIONS_MAX,
+    Cursors,
+    CursorWriter,
+)
 from frazil.subscribe.dead_letters import DeadLetterPublisher, PendingDeadLetters
 from frazil.subscribe.deliveries import CACHE_BYTES, Deliveries
 from frazil.subscribe.delivery_state import (
@@ -16,6 +22,7 @@ from frazil.subscribe.delivery_state import (
     Deliver,
     Notice,
     NoticeKind,
+    Read,
     State,
 )
 from frazil.subscribe.dispatch import Dispatch, Status
@@ -30,7 +37,6 @@ from frazil.subscribe.feed import (
 from frazil.subscribe.fifo import FifoDispatcher
 from frazil.subscribe.key_shared import KeyOwners, KeySharedDispatcher
 from frazil.subscribe.lag import subscription_facts
-from frazil.subscribe.outbox import Outbox
 from frazil.subscribe.policy import (
     Backoff,
     FailurePolicy,
@@ -75,6 +81,7 @@ __all__ = [
     "PREFETCH",
     "PREFETCH_BYTES",
     "RECORD_OVERHEAD_BYTES",
+    "SUBSCRIPTIONS_MAX",
     "UNRELIABLE",
     "UNRELIABLE_MAKING",
     "Action",
@@ -101,10 +108,10 @@ __all__ = [
     "Limits",
     "Notice",
     "NoticeKind",
-    "Outbox",
     "Part",
     "PendingDeadLetters",
     "Poison",
+    "Read",
     "Record",
     "Request",
     "State",

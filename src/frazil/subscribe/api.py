@@ -86,7 +86,7 @@ class Subscriptions:
         _check_stored(fresh, unacked)
         check_dead_letters(self._engine, runtimes, fresh)
         for runtime in runtimes:
-            self._cursors.check_room(runtime, name)
+            self._cursors.check_new(runtime, name)
         return runtimes, Request(
             name=name,
             kind=kind_of(type),
@@ -134,7 +134,7 @@ class Subscriptions:
         if any(name in runtime.state.cursors for runtime in runtimes):
             raise Conflict("subscription exists", topic=full_topic_name(topic), subscription=name)
         for runtime in runtimes:
-            self._cursors.check_room(runtime, name)
+            self._cursors.check_new(runtime, name)
 
         async def make(deliveries: Deliveries) -> None:
             for runtime in runtimes:

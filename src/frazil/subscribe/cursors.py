@@ -21,10 +21,8 @@ from frazil.log import (
     Change,
     Control,
     CursorState,
-    Delayed,
     Dropped,
     Pending,
-    check_change,
     delayed,
     encode_changes,
     placed,
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
 HOLD_PREFIX: Final = "subscription:"
 """How the holds of subscriptions are named; no other hold may be."""
 NAME_BYTES_MAX: Final = 512
+SUBSCRIPTIONS_MAX: Final = 1_000
+"""Of one topic."""
 
 RETRY_S: Final = 0.01
 ROOM_WAIT_S: Final = 5.0
@@ -73,14 +73,13 @@ class Cursors:
             InvalidRequest: if the name is not allowed or the place is not among the records.
             Overloaded: if the topic has as many subscriptions as it may have.
         """
-        _check_name(name)
         place = _place(cursor)
         with self._engine.control_lock:
             runtime = self._engine.topic_runtime(topic)
             if name in runtime.state.cursors:
                 raise Conflict("subscription exists", topic=runtime.name, subscription=name)
-            # Here and under the lock: whoever asked before may have asked with many others.
-            self.check_room(runtime, name)
+            # Under the lock as well: others may be created at the same time.
+            self.check_new(runtime, name)
             self._check_place(runtime, place)
             # The hold first: a subscription without one could lose records before it reads them.
             hold = _hold_control(runtime.state, name, min(place.acked_below, runtime.state.durable))
@@ -120,30 +119,12 @@ class Cursors:
             dropped = _control(runtime.state, [Dropped(name)])
             _commit_each(runtime.log, [dropped, _hold_control(runtime.state, name, None)])
 
-    def apply(self, topic: str, changes: Sequence[Change], waiter: Waiter | None = None) -> Any:
+    def submit(self, runtime: TopicRuntime, changes: Sequence[Change], waiter: Waiter) -> None:
         """Write acks and attempts of a topic's subscriptions as one frame, and return at once.
 
-        The waiter is returned: a `Pending`, or the asyncio future that was given. It is settled
-        with an `Ack` when all of the changes are durable, in the group of whatever else waits. If
-        it gets an error without `outcome="unknown"` none of them was written: `Overloaded` beyond
-        a cursor's bounds, `Unavailable` without any room on the disk.
-
-        Raises:
-            InvalidRequest: if a change is no ack or attempt, or of records that nobody could see.
-            NotFound: if there is no such topic or subscription.
-            Overloaded: if the journal's queue is full.
-        """
-        runtime = self._engine.topic_runtime(topic)
-        if not changes:
-            raise InvalidRequest("no change was given", topic=runtime.name)
-        for change in changes:
-            self._check_change(runtime, change)
-        waiter = Pending() if waiter is None else waiter
-        self.submit(runtime, changes, waiter)
-        return waiter
-
-    def submit(self, runtime: TopicRuntime, changes: Sequence[Change], waiter: Waiter) -> None:
-        """Write changes that were checked, as `apply` does.
+        The waiter is settled with an `Ack` when all of the changes are durable, in the group of
+        whatever else waits. If it gets an error without `outcome="unknown"` none of them was
+        written: `Overloaded` beyond a cursor's bounds, `Unavailable` without any room on the disk.
 
         Raises:
             NotFound: if there is no such subscription.
@@ -184,20 +165,20 @@ class Cursors:
 
     # -- checks ----------------------------------------------------------------------------------
 
-    def check_room(self, runtime: TopicRuntime, name: str) -> None:
-        """Refuse a subscription that is new and one too many for its topic.
+    def check_new(self, runtime: TopicRuntime, name: str) -> None:
+        """Refuse a subscription that could not be created.
 
         Raises:
-            Overloaded: if it is.
+            InvalidRequest: if the name cannot be stored.
+            Overloaded: if it is new and one too many for its topic.
         """
-        most = self._engine.settings.serve.subscriptions_max
+        _check_name(name)
         names = runtime.state.cursors
-        if name not in names and len(names) >= most:
+        if name not in names and len(names) >= SUBSCRIPTIONS_MAX:
             raise Overloaded(
-                "the topic has too many subscriptions, remove some or raise "
-                "serve.subscriptions_max",
+                "the topic has too many subscriptions, remove some",
                 topic=runtime.name,
-                subscriptions_max=most,
+                subscriptions_max=SUBSCRIPTIONS_MAX,
             )
 
     def _check_known(self, runtime: TopicRuntime, name: str) -> None:
@@ -214,33 +195,6 @@ class Cursors:
                 offset=place.acked_below,
                 start=start,
                 head=state.visible,
-            )
-
-    def _check_change(self, runtime: TopicRuntime, change: Change) -> None:
-        if not isinstance(change, Acked | Attempted | Delayed):
-            raise InvalidRequest(
-                "only acks, attempts and delays are applied; create, reset or drop the subscription",
-                change=type(change).__name__,
-            )
-        self._check_known(runtime, change.name)
-        try:
-            check_change(change)
-        except (ValueError, TypeError) as error:
-            raise InvalidRequest("the change has wrong numbers", error=error) from error
-        # An end in every second place, or an attempt's offset in every first.
-        if isinstance(change, Acked):
-            end = max(change.ranges[1::2], default=0)
-        elif isinstance(change, Delayed):
-            end = max(change.dues[::3], default=-1) + 1
-        else:
-            end = max(change.attempts[::2], default=-1) + 1
-        if end > runtime.state.visible:
-            raise InvalidRequest(
-                "records were acked that nobody could see yet",
-                topic=runtime.name,
-                subscription=change.name,
-                offset=end,
-                head=runtime.state.visible,
             )
 
     # -- what follows ----------------------------------------------------------------------------

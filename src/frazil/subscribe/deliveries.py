@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
-from frazil.errors import Closed, FrazilError, InvalidRequest, NotFound
+from frazil.errors import Closed, InvalidRequest, NotFound
 from frazil.model import topic_uid
 from frazil.subscribe.cursors import CursorWriter
 from frazil.subscribe.dead_letters import DeadLetterPublisher
@@ -21,7 +21,7 @@ from frazil.subscribe.subscription import Counts, Subscription
 from frazil.topic import start_offset
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from frazil.log import CursorState
     from frazil.subscribe.settings import Stored, SubscriptionSettings
@@ -61,7 +61,7 @@ class Deliveries:
         self._dead_letters = DeadLetterPublisher(engine, broker=broker, loop=loop)
         self._feeds: dict[int, tuple[TopicFeed, CursorWriter]] = {}
         self._open: dict[tuple[str, str], Subscription] = {}
-        self._locks: dict[tuple[str, str], tuple[asyncio.Lock, int]] = {}
+        self._locks = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
         self._is_closed = False
         self._past = Counts()
         """What those did that are gone."""
@@ -93,7 +93,7 @@ class Deliveries:
                 totals[name] += getattr(each, name)
         of_all = Lags(self._engine)
         lags = [
-            of_all.of(each.feed.runtime, status.cursor).records
+            of_all.records(each.feed.runtime, status.cursor)[0]
             for each, status in zip(some, statuses, strict=True)
         ]
         kinds = Counter(each.kind.name.lower() for each in some)
@@ -119,14 +119,14 @@ class Deliveries:
         return found
 
     async def open(
-        self, topic: str, name: str, *, kind: SubscriptionType, start: Start = "latest"
+        self, topic: str, name: str, *, kind: SubscriptionType | None, start: Start = "latest"
     ) -> Subscription:
         """Return a subscription; if it does not exist it is created, durably, at `start`.
 
-        The type of one that exists stays.
+        The type of one that exists stays; without a `kind` none is created.
 
         Raises:
-            NotFound: if there is no such topic.
+            NotFound: if there is no such topic, or no such subscription and no `kind`.
             InvalidRequest: if the name is not allowed, the start is not among the records, or it
                 would go by the keys of rows that have none.
         """
@@ -136,7 +136,7 @@ class Deliveries:
                 return found
             runtime = self._runtime(topic)
             stored = self._settings.get(topic_uid(runtime.state.spec), name)
-            if name not in runtime.state.cursors:
+            if kind is not None and name not in runtime.state.cursors:
                 stored = await asyncio.to_thread(self._create, runtime, name, kind, start)
             return await self._opened(runtime, name, stored)
 
@@ -147,17 +147,9 @@ class Deliveries:
             NotFound: if there is no such topic.
         """
         found = self.find(topic, name)
-        if found is not None:
-            return found
-        runtime = self._runtime(topic)
-        if name not in runtime.state.cursors:
-            return None
-        async with self._changing(topic, name):
-            found = self.find(topic, name)
-            if found is not None:
-                return found
-            stored = self._settings.get(topic_uid(runtime.state.spec), name)
-            return await self._opened(runtime, name, stored)
+        if found is None and name in self._runtime(topic).state.cursors:
+            return await self.open(topic, name, kind=None)
+        return found
 
     async def reset(self, topic: str, name: str, to: Start) -> int:
         """Put a subscription somewhere else, back or ahead; return the offset. Durable.
@@ -234,21 +226,12 @@ class Deliveries:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    @contextlib.asynccontextmanager
-    async def _changing(self, topic: str, name: str) -> AsyncIterator[None]:
-        """Let one call after another change a subscription; those of others do not wait."""
-        key = (topic, name)
-        lock, users = self._locks.get(key) or (asyncio.Lock(), 0)
-        self._locks[key] = (lock, users + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[key]
-            if users == 1:
-                del self._locks[key]
-            else:
-                self._locks[key] = (lock, users - 1)
+    def _changing(self, topic: str, name: str) -> asyncio.Lock:
+        """Return the lock under which a subscription is opened, moved or removed."""
+        lock = self._locks.get((topic, name))
+        if lock is None:
+            lock = self._locks[topic, name] = asyncio.Lock()
+        return lock
 
     async def _rest(self, found: Subscription) -> None:
         """Stop a subscription for a change.
@@ -274,22 +257,15 @@ class Deliveries:
         self, runtime: TopicRuntime, name: str, kind: SubscriptionType, start: Start
     ) -> Stored:
         _check_keys(runtime, kind)
-        create = partial(self._engine.cursors.create, runtime.name, name)
+        cursors = self._engine.cursors
         offset = start_offset(runtime, start)
+        cursors.check_new(runtime, name)
         uid = topic_uid(runtime.state.spec)
         stored = self._settings.get(uid, name)
         if stored.kind is None or not self._has_parts_with(runtime, name):
             # The settings first: a subscription without its type would come back as another one.
-            before = self._settings.find(uid, name)
             stored = self._settings.change(uid, name, kind=kind)
-            try:
-                _put(runtime, start, offset, create)
-            except FrazilError:
-                if before is None:
-                    self._settings.delete(uid, name)
-                raise
-        else:
-            _put(runtime, start, offset, create)
+        _put(runtime, start, offset, partial(cursors.create, runtime.name, name))
         return stored
 
     def _forget_settings(self, runtime: TopicRuntime, name: str) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "Member",
     "Notice",
     "NoticeKind",
+    "Read",
     "State",
 ]
 
@@ -48,6 +49,8 @@ class State(enum.Enum):
     """Its next attempt is durable and its delay runs."""
     READY = "ready"
     """The next consumer with room gets it."""
+    READING = "reading"
+    """Its value is read again for another delivery."""
     DEAD = "dead"
     """To be published to the dead-letter topic."""
     BLOCKED = "blocked"
@@ -99,13 +102,12 @@ class Change:
     `ranges` are half-open ranges of offsets to settle; `attempts` are the numbers of the next
     delivery of `offsets`, which ascend then. A change has one or the other. `after` are earlier
     changes that must be durable before the call is answered, because the call repeats them; an
-    empty change is not journalled. `unsent` maps consumer ids to settled offsets that were not
-    sent yet and must not be sent.
+    empty change is not journalled.
     """
 
     __slots__ = (
         *("after", "attempts", "cause", "dues_ms", "error", "gaps"),
-        *("is_open", "offsets", "ranges", "records", "unsent"),
+        *("is_open", "offsets", "ranges", "records"),
     )
 
     def __init__(self, cause: Cause) -> None:
@@ -117,7 +119,6 @@ class Change:
         self.dues_ms: list[int] = []
         self.after: list[Change] = []
         self.gaps: list[tuple[int, int]] = []
-        self.unsent: dict[int, list[int]] = {}
         self.is_open = True
         self.error: FrazilError | None = None
         """Why it was not journalled."""
@@ -141,8 +142,8 @@ class DeliveryRecord(msgspec.Struct, eq=False):
     """Everything that dispatch knows about one unsettled record.
 
     `value` is kept from the reading to the first delivery; a later delivery reads it again.
-    `sent_ms` is -1 until the delivery is sent; `until_ms`, if not -1, is when its ack is due
-    instead of by the policy's time-out.
+    `sent_ms` is when it was delivered; `until_ms`, if not -1, is when its ack is due instead of by
+    the policy's time-out.
     `attempt` is the number of the current or next delivery, `attempt_next` the number that a change
     under way makes durable. `settling` and `counting` are changes under way.
     """
@@ -167,14 +168,17 @@ class DeliveryRecord(msgspec.Struct, eq=False):
 class Deliver(NamedTuple):
     """Write these records to the consumer's stream, in this order.
 
-    `attempts` are the numbers of these deliveries, None if all are the first. A value is None if
-    the record must be read again.
+    `attempts` are the numbers of these deliveries, None if all are the first.
     """
 
     consumer_id: int
     offsets: list[int]
     attempts: list[int] | None
     values: list[Any]
+
+
+class Read(NamedTuple):
+    """Read the values of `Dispatch.reading`, in that order, and call `loaded` for each."""
 
 
 class DeadLetter(NamedTuple):
@@ -194,8 +198,6 @@ class NoticeKind(enum.Enum):
     SKIPPED = "skipped"
     DISPLACED = "displaced"
     PROMOTED = "promoted"
-    PAUSED = "paused"
-    RESUMED = "resumed"
 
 
 class Notice(NamedTuple):
@@ -209,7 +211,7 @@ class Notice(NamedTuple):
     records: int = 1
 
 
-Action = Deliver | DeadLetter | Notice | Change
+Action = Deliver | Read | DeadLetter | Notice | Change
 
 
 class Alarms:

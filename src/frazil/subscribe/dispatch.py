@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 
 from frazil.errors import Conflict
-from frazil.log import RANGES_MAX, Cursor, gaps_of, ranges_of
+from frazil.log import Cursor, gaps_of, ranges_of
 from frazil.subscribe.delivery_state import (
     Action,
     Alarms,
@@ -26,6 +26,7 @@ from frazil.subscribe.delivery_state import (
     Member,
     Notice,
     NoticeKind,
+    Read,
     State,
 )
 from frazil.subscribe.fifo import FifoDispatcher
@@ -37,10 +38,6 @@ __all__ = ["Dispatch", "Status"]
 UNREAD, HELD, IN_FLIGHT, READY = State.UNREAD, State.HELD, State.IN_FLIGHT, State.READY
 REASON_CHARACTERS_MAX: Final = 1_024
 REASONS: Final = {Cause.TIMEOUT: "no ack in time", Cause.LOST: "the consumer's stream ended"}
-LIMITS: Final = frozenset(("ranges", "waiting keys"))
-"""Reasons of a pause that ends by itself when there is room."""
-ROOM_TO_RESUME: Final = 0.25
-"""The part of a limit that must be free before `resumed` is reported."""
 
 
 @attrs.frozen
@@ -86,7 +83,9 @@ class Dispatch:
         """The first offset that `feed` has not covered."""
         self.unacked_bytes = 0
         self.held_bytes = 0
-        """The bytes of the values that are kept for a first delivery."""
+        """The bytes of the values that are kept for a delivery."""
+        self.reading: dict[int, DeliveryRecord] = {}
+        """Records whose values must be read again before their delivery. Only for reading."""
         self._policy = policy or FailurePolicy()
         self._attempts_max = self._policy.attempts_max
         self._limits = limits or Limits()
@@ -110,12 +109,12 @@ class Dispatch:
         self._members: dict[int, Member] = {}
         self._is_by_key = kind is SubscriptionType.KEY_SHARED
         is_shared = kind is SubscriptionType.SHARED
+        self._is_single = not self._is_by_key and not is_shared
         self._schedule: FifoDispatcher | KeySharedDispatcher = (
             KeySharedDispatcher(self._records, self._limits)
             if self._is_by_key
             else FifoDispatcher(self._records, is_shared=is_shared)
         )
-        self._paused: str | None = None
 
     # -- consumers -------------------------------------------------------------------------------
 
@@ -177,21 +176,14 @@ class Dispatch:
             for record in self._records.values()
             if record.state is IN_FLIGHT and record.member is member and record.settling is None
         ]
-        lost.sort(key=lambda record: record.offset)
-        for record in lost:
-            if record.sent_ms < 0:
-                # It was never sent: nothing failed.
-                self._make_ready(record)
-        sent = [record for record in lost if record.state is IN_FLIGHT]
-        if sent:
-            self._actions += self._fail(sent, Cause.LOST, now_ms)
+        if lost:
+            lost.sort(key=lambda record: record.offset)
+            self._actions += self._fail(lost, Cause.LOST, now_ms)
 
-    def keep_keys(self, before: Dispatch) -> None:
-        """Take the owners of keys from the dispatch that this one replaces after a reset."""
-        if isinstance(self._schedule, KeySharedDispatcher) and isinstance(
-            before._schedule, KeySharedDispatcher
-        ):
-            self._schedule.keep_owners(before._schedule)
+    def take_over(self, before: Dispatch) -> None:
+        """Take the consumers, their places and keys from the dispatch that this one replaces."""
+        self._members, self._schedule = before._members, before._schedule
+        self._schedule.begin(self._records)
 
     def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> bool:
         """Set how much the consumer's stream takes from now on; deliveries use it up.
@@ -241,10 +233,6 @@ class Dispatch:
             return False
         return not self._schedule.waiting and not self._schedule.ready
 
-    def is_with(self, consumer_id: int, offset: int) -> bool:
-        """Return whether a record is in flight to this consumer and its ack is not under way."""
-        return self.holder(offset) == consumer_id
-
     def are_with(self, consumer_id: int, offsets: list[int], attempts: list[int]) -> bool:
         """Return whether all of these records are with this consumer, as these attempts."""
         for offset, attempt in zip(offsets, attempts, strict=True):
@@ -270,17 +258,16 @@ class Dispatch:
     ) -> None:
         """Take in the records of `[offset_next, offset_end)`, ascending; `keys` for KeyShared.
 
-        Offsets of the range without a record are gaps of the topic: they count as settled. Records
-        that are settled already are left out.
+        `values` are what `Deliver` hands on, the offsets if there are none. Offsets of the range
+        without a record are gaps of the topic: they count as settled. Records that are settled
+        already are left out.
         """
         first, self.offset_next = self.offset_next, offset_end
         assert offset_end >= first
         if offsets:
             assert first <= offsets[0]
             assert offsets[-1] < offset_end
-        records = list(
-            map(DeliveryRecord, offsets, sizes, keys or repeat(""), values or repeat(None))
-        )
+        records = list(map(DeliveryRecord, offsets, sizes, keys or repeat(""), values or offsets))
         assert len(records) == len(offsets)
         if len(offsets) != offset_end - first:
             self._gaps += gaps_of(offsets, first=first, end=offset_end)
@@ -294,8 +281,7 @@ class Dispatch:
         if self._attempts or self._unread or first < self.cursor.end:
             records = self._recall(records)
         self._records.update(zip([record.offset for record in records], records, strict=True))
-        if values:
-            self.held_bytes += sum([record.size for record in records])
+        self.held_bytes += sum([record.size for record in records])
         self._schedule.feed(records)
 
     def _recall(self, records: list[DeliveryRecord]) -> list[DeliveryRecord]:
@@ -320,7 +306,7 @@ class Dispatch:
         if self.held_bytes <= bytes_max:
             return
         for record in reversed(self._records.values()):
-            if record.value is not None:
+            if record.state is HELD:
                 self._drop_value(record)
                 if self.held_bytes <= bytes_max:
                     return
@@ -354,8 +340,6 @@ class Dispatch:
                 if record.settling is not change and record.settling not in change.after:
                     change.after.append(record.settling)
                 continue
-            elif record.state is IN_FLIGHT and record.sent_ms < 0 and record.member is not None:
-                change.unsent.setdefault(record.member.consumer_id, []).append(offset)
             record.settling = change
             change.records.append(record)
             change.offsets.append(offset)
@@ -370,14 +354,11 @@ class Dispatch:
     def nack(
         self, offset: int, *, now_ms: int, delay_ms: int = 0, reason: str = ""
     ) -> Change | None:
-        """Give a delivered record back: return the change to journal, None if there is no effect.
-
-        Only a record that was sent to a consumer can be given back.
-        """
+        """Give a delivered record back: return the change to journal, None if there is no effect."""
         record = self._records.get(offset)
         if record is None:
             return None
-        if record.settling is None and record.state is IN_FLIGHT and record.sent_ms >= 0:
+        if record.settling is None and record.state is IN_FLIGHT:
             (change,) = self._fail([record], Cause.NACK, now_ms, asked_ms=delay_ms, reason=reason)
             return change
         under_way = record.settling or record.counting
@@ -387,45 +368,39 @@ class Dispatch:
         repeat_of.after.append(under_way)
         return repeat_of
 
-    def unsent(self, consumer_id: int, offsets: Sequence[int]) -> None:
-        """Note that deliveries wait to be sent: their time for an ack has not begun."""
-        self._set_sent(consumer_id, offsets, -1)
+    def loaded(self, offset: int, value: Any) -> None:
+        """Take the value of a record of `reading`."""
+        record = self.reading.pop(offset)
+        if record.settling is None:
+            record.value = value
+            self.held_bytes += record.size
+            self._make_ready(record)
+        else:
+            record.state = READY
+            self._returning.discard(offset)
 
-    def sent(self, consumer_id: int, offsets: Sequence[int], *, now_ms: int) -> None:
-        """Note that deliveries that were `unsent` are sent now."""
-        self._set_sent(consumer_id, offsets, now_ms)
-        self._watch_timeouts(now_ms)
+    def put_off(self, offset: int, *, now_ms: int) -> None:
+        """Put off a record of `reading` that cannot be read for now: no delivery has failed.
 
-    def _set_sent(self, consumer_id: int, offsets: Sequence[int], sent_ms: int) -> None:
-        for offset in offsets:
-            if self.is_with(consumer_id, offset):
-                record = self._records[offset]
-                record.sent_ms, record.until_ms = sent_ms, -1
-
-    def put_off(self, consumer_id: int, offsets: Sequence[int], *, now_ms: int) -> None:
-        """Take back records that cannot be sent for now; that is no failed delivery.
-
-        On Exclusive and Failover nothing goes before them.
+        On Exclusive and Failover nothing goes before it.
         """
-        is_single = self.kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
-        for offset in offsets:
-            if self.is_with(consumer_id, offset):
-                record = self._records[offset]
-                record.state, record.member = State.WAITING, None
-                self._alarms.set(offset, now_ms + self._limits.retry_ms)
-                if is_single:
-                    self._returning.add(offset)
+        self.reading.pop(offset).state = State.WAITING
+        self._alarms.set(offset, now_ms + self._limits.retry_ms)
+
+    def gone(self, offset: int) -> None:
+        """Settle a record of `reading` that does not exist any more."""
+        record = self.reading.pop(offset)
+        self._returning.discard(offset)
+        if record.settling is None:
+            self._settle_owed([record], Cause.GONE)
+        else:
+            record.state = READY
 
     def take_back(self, consumer_id: int, offsets: Sequence[int]) -> None:
         """Take back records that nobody saw at a consumer: that is no failed delivery."""
         for offset in offsets:
-            if self.is_with(consumer_id, offset):
+            if self.holder(offset) == consumer_id:
                 self._make_ready(self._records[offset])
-
-    def gone(self, offset: int) -> None:
-        """Settle a record in flight that does not exist any more."""
-        if self.holder(offset) is not None:
-            self._settle_owed([self._records[offset]], Cause.GONE)
 
     def dead_lettered(self, offset: int) -> Change | None:
         """Settle a record that is durable in the dead-letter topic: return the change to journal."""
@@ -551,6 +526,7 @@ class Dispatch:
                 if record.state is not IN_FLIGHT:
                     self._alarms.clear(record.offset)
                     self._returning.discard(record.offset)
+                    self.reading.pop(record.offset, None)
                     if record.state is State.BLOCKED:
                         self._unblock(record)
             if record.value is not None:
@@ -598,9 +574,7 @@ class Dispatch:
             elif record.state is HELD and self._is_by_key:
                 self._schedule.again(record)
             elif record.state is IN_FLIGHT:
-                if record.sent_ms < 0:
-                    self._make_ready(record)
-                elif record.member is not None and record.member.is_attached:
+                if record.member is not None and record.member.is_attached:
                     record.sent_ms, record.until_ms = now_ms, -1
                 else:
                     lost.append(record)
@@ -645,7 +619,7 @@ class Dispatch:
         timeout_ms, first_ms = self._policy.ack_timeout_ms, None
         overdue: list[int] = []
         for offset, record in self._records.items():
-            if record.state is IN_FLIGHT and record.sent_ms >= 0:
+            if record.state is IN_FLIGHT:
                 end_ms = record.until_ms if record.until_ms >= 0 else record.sent_ms + timeout_ms
                 if end_ms <= now_ms and record.settling is None:
                     overdue.append(offset)
@@ -657,7 +631,7 @@ class Dispatch:
 
     def prolong(self, offset: int, *, until_ms: int) -> None:
         """Let the ack of a record in flight take until then."""
-        if self.holder(offset) is not None and self._records[offset].sent_ms >= 0:
+        if self.holder(offset) is not None:
             self._records[offset].until_ms = until_ms
             if self._timeout_ms is not None:
                 self._timeout_ms = min(self._timeout_ms, until_ms)
@@ -726,8 +700,6 @@ class Dispatch:
                 self._settle_owed(skipped, Cause.SKIP)
         if self._schedule.waiting or self._schedule.ready:
             self._assign(now_ms)
-        if self._is_by_key or self._blocked or self._is_cursor_full or self._paused:
-            self._report_pause()
         actions, self._actions = self._actions, []
         return actions
 
@@ -757,6 +729,9 @@ class Dispatch:
         if schedule.ready:
             self._deliver_ready(now_ms)
         while schedule.waiting and not (self._unacked and self._is_cursor_full):
+            if not self._is_by_key and (self._returning or schedule.ready):
+                # The room of the consumers is for records that are being read.
+                return
             messages, size_bytes = self._window()
             hands, special = schedule.assign_new(
                 messages=messages,
@@ -781,8 +756,13 @@ class Dispatch:
             self._deliver_ready(now_ms)
 
     def _deliver_ready(self, now_ms: int) -> None:
-        for member, records in self._schedule.assign_ready():
+        count = len(self.reading)
+        for member, records in self._schedule.assign_ready(self.reading):
             self._deliver(member, records, now_ms, is_new=False)
+        if len(self.reading) > count:
+            if self._is_single:
+                self._returning.update(self.reading)
+            self._actions.append(Read())
 
     def _deliver(
         self, member: Member, records: list[DeliveryRecord], now_ms: int, *, is_new: bool
@@ -799,9 +779,8 @@ class Dispatch:
             attempt_max = max(attempt_max, record.attempt)
             values.append(record.value)
             size_bytes += record.size
-            if record.value is not None:
-                self.held_bytes -= record.size
-                record.value = None
+            record.value = None
+        self.held_bytes -= size_bytes
         if is_new:
             self.unacked_bytes += size_bytes
         self._watch_timeouts(now_ms)
@@ -833,22 +812,6 @@ class Dispatch:
         elif self._blocked:
             return "blocked"
         return "ranges" if self._is_cursor_full else None
-
-    def _report_pause(self) -> None:
-        paused = self._why_paused()
-        if paused == self._paused:
-            return
-        if paused is None and self._paused in LIMITS:
-            # At the limit each ack makes room for one record, which is taken at once.
-            free = RANGES_MAX - self.cursor.range_count
-            is_ample = free >= RANGES_MAX * ROOM_TO_RESUME
-            if self._is_by_key:
-                is_ample = is_ample and self.room >= self._limits.held_max * ROOM_TO_RESUME
-            if not is_ample:
-                return
-        kind = NoticeKind.PAUSED if paused else NoticeKind.RESUMED
-        self._actions.append(Notice(kind, reason=paused or self._paused or ""))
-        self._paused = paused
 
 
 def _count(change: Change, record: DeliveryRecord) -> None:

@@ -95,6 +95,9 @@ class Chunk:
         # How many records of rows have a key in which columns, in order.
         self._key_columns = key_columns
 
+    def __contains__(self, offset: int) -> bool:
+        return self.offset <= offset < self.offset_next
+
     def record(self, offset: int) -> Record | None:
         """Return one record, None if there is none: `offset` is in a gap, or not in here."""
         at = bisect_right(self.offsets, offset) - 1
@@ -248,7 +251,7 @@ class TopicFeed:
         at = bisect_right(self._starts, offset) - 1
         if at >= 0:
             chunk = self._chunks[self._starts[at]]
-            if offset < chunk.offset_next:
+            if offset in chunk:
                 self._cache.use(chunk)
                 return chunk
         if 0 < self.head - offset <= LIVE_RECORDS_MAX:
@@ -271,7 +274,7 @@ class TopicFeed:
             if isinstance(found, FrazilError):
                 raise found
             chunk = found
-        if not chunk.offset <= offset < chunk.offset_next:
+        if offset not in chunk:
             raise Unavailable(
                 "the record is on its way from one tier to the next, try again",
                 topic=self.runtime.name,

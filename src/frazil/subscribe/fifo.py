@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
 
-__all__ = ["FifoDispatcher", "Hands"]
+__all__ = ["FifoDispatcher", "Hands", "room_of"]
 
 Hands = list[tuple[Member, list[DeliveryRecord]]]
 """Records to deliver, by consumer."""
 
-HELD, IN_FLIGHT, READY = State.HELD, State.IN_FLIGHT, State.READY
+HELD, IN_FLIGHT, READY, READING = State.HELD, State.IN_FLIGHT, State.READY, State.READING
+
+
+def room_of(members: Iterable[Member]) -> int:
+    """Return how many more messages consumers take."""
+    return sum(each.messages for each in members if each.messages > 0 and each.size_bytes > 0)
 
 
 class FifoDispatcher:
@@ -32,6 +37,10 @@ class FifoDispatcher:
         """A heap of offsets to deliver again."""
         self._members: list[Member] = []
         self._turn = 0
+
+    def begin(self, records: dict[int, DeliveryRecord]) -> None:
+        """Keep the consumers and their turns, and begin anew with other records."""
+        self._records, self.waiting, self.ready = records, deque(), []
 
     @property
     def held(self) -> int:
@@ -92,14 +101,26 @@ class FifoDispatcher:
         """Return None: nothing depends on the time."""
         return None
 
-    def assign_ready(self) -> Hands:
-        """Deal out READY records, lowest offset first."""
+    def assign_ready(self, reading: dict[int, DeliveryRecord]) -> Hands:
+        """Deal out READY records, lowest offset first; add those without a value to `reading`.
+
+        Unless the subscription is Shared, nothing overtakes a record that is being read.
+        """
         ready, hands = self.ready, dict[Member, list[DeliveryRecord]]()
         while ready:
             record = self._records.get(ready[0])
             # An entry may be stale: the record was acked meanwhile, or is queued twice.
-            if record is not None and record.state is READY and record.settling is None:
-                member = self._next()
+            if record is None or record.state is not READY or record.settling is not None:
+                heapq.heappop(ready)
+                continue
+            if record.value is None:
+                members = self._members if self._is_shared else self._members[:1]
+                if len(reading) >= room_of(members):
+                    break
+                record.state = READING
+                reading[record.offset] = record
+            else:
+                member = None if reading and not self._is_shared else self._next()
                 if member is None:
                     break
                 member.messages -= 1
@@ -115,7 +136,7 @@ class FifoDispatcher:
         """Deal out records never delivered, lowest offset first, within the window.
 
         The second value is the next record if it cannot simply be delivered: its ack is under way,
-        or it failed or waits since before a restart.
+        its value was dropped, or it failed or waits since before a restart.
         """
         queue, hands = self.waiting, dict[Member, list[DeliveryRecord]]()
         only = self._members[0] if self._members and not self._is_shared else None
@@ -125,8 +146,12 @@ class FifoDispatcher:
             if record.state is not HELD:
                 queue.popleft()
                 continue
-            if record.settling is not None or (
-                record.attempt > 1 and (record.due_ms > now_ms or record.attempt > attempts_max)
+            if (
+                record.settling is not None
+                or record.value is None
+                or (
+                    record.attempt > 1 and (record.due_ms > now_ms or record.attempt > attempts_max)
+                )
             ):
                 special = queue.popleft()
                 break

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
+from frazil.subscribe.fifo import room_of
 
 if TYPE_CHECKING:
     from frazil.subscribe.fifo import Hands
@@ -47,6 +48,12 @@ class KeySharedDispatcher:
         """Unmatched keys are not skipped before this time."""
         self._grace_ms = limits.skip_grace_ms
         self._retry_ms = limits.retry_ms
+
+    def begin(self, records: dict[int, DeliveryRecord]) -> None:
+        """Keep the consumers and the owners of keys, and begin anew with other records."""
+        self._records, self.waiting, self.held, self._unmatched = records, {}, 0, {}
+        for member in self._members.values():
+            member.ready, member.new = [], []
 
     @property
     def active(self) -> Member | None:
@@ -89,10 +96,6 @@ class KeySharedDispatcher:
             if record is not None:
                 self._offer(record.key)
 
-    def keep_owners(self, before: KeySharedDispatcher) -> None:
-        """Take the owners of keys from the dispatcher that this one replaces."""
-        self._owners = before._owners
-
     def feed(self, records: Sequence[DeliveryRecord]) -> None:
         """Take records in, with higher offsets than all before."""
         queues = self.waiting
@@ -126,14 +129,26 @@ class KeySharedDispatcher:
                     del self.waiting[record.key]
                     self._unmatched.pop(record.key, None)
 
-    def assign_ready(self) -> Hands:
-        """Deal out READY records, lowest offset first for each consumer."""
+    def assign_ready(self, reading: dict[int, DeliveryRecord]) -> Hands:
+        """Deal out READY records, lowest offset first for each consumer.
+
+        Those without a value are added to `reading`.
+        """
         hands: Hands = []
         for member in self._members.values():
             hand: list[DeliveryRecord] = []
             while member.ready and member.messages > 0 and member.size_bytes > 0:
-                record = self._records.get(heapq.heappop(member.ready))
-                if record is not None and record.state is READY and record.settling is None:
+                record = self._records.get(member.ready[0])
+                if record is None or record.state is not READY or record.settling is not None:
+                    heapq.heappop(member.ready)
+                elif record.value is None:
+                    if len(reading) >= room_of(self._members.values()):
+                        break
+                    heapq.heappop(member.ready)
+                    record.state = State.READING
+                    reading[record.offset] = record
+                else:
+                    heapq.heappop(member.ready)
                     record.state = IN_FLIGHT
                     member.messages -= 1
                     member.size_bytes -= record.size
@@ -164,8 +179,13 @@ class KeySharedDispatcher:
             record = self._records.get(offset)
             if record is not None and self._is_next(record):
                 self.held -= 1
-                if record.settling is not None or (
-                    record.attempt > 1 and (record.due_ms > now_ms or record.attempt > attempts_max)
+                if (
+                    record.settling is not None
+                    or record.value is None
+                    or (
+                        record.attempt > 1
+                        and (record.due_ms > now_ms or record.attempt > attempts_max)
+                    )
                 ):
                     special = record
                     break

@@ -6,11 +6,12 @@ is not synced with each record leaves a gap of a million offsets.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError
 from frazil.log import RANGE_GAP
 from frazil.model import topic_uid
+from frazil.offsets import RangeSet
 from frazil.subscribe.policy import SubscriptionType, type_name_of
 
 if TYPE_CHECKING:
@@ -22,145 +23,105 @@ if TYPE_CHECKING:
     from frazil.subscribe.subscription import Subscription
     from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["Lag", "Lags", "subscription_facts"]
-
-Ranges = list[tuple[int, int]]
-
-
-class Lag:
-    """What of a topic is not acked: how many records, and from where on."""
-
-    __slots__ = ("below", "gaps", "head", "objects", "records", "runtime")
-
-    def __init__(
-        self, runtime: TopicRuntime, objects: TopicObjects | None, gaps: Ranges, cursor: Cursor
-    ) -> None:
-        self.runtime = runtime
-        self.objects = objects
-        self.gaps = gaps
-        self.head = runtime.state.visible
-        settled = cursor
-        if gaps and gaps[-1][1] > cursor.acked_below:
-            settled = cursor.copy()
-            for first, end in gaps:
-                settled.ack_range(first, end)
-        held = runtime.history.range(runtime.state.id).first
-        self.below = min(max(settled.acked_below, held), self.head)
-        acked = _within(settled.ranges(), self.below, self.head)
-        self.records = self.head - self.below - acked
-
-    @property
-    def size_bytes(self) -> int:
-        """Estimate the stored bytes of the records: files, log and objects pro rata."""
-        if not self.records:
-            return 0
-        every = self._records_in(self.below, self.head)
-        # Those above the oldest that are acked are not behind.
-        return self._bytes_behind() * self.records // every
-
-    @property
-    def age_s(self) -> float | None:
-        """How old the oldest record is, 0.0 if there is none, None if it cannot be read."""
-        if not self.records:
-            return 0.0
-        runtime = self.runtime
-        try:
-            time_us = runtime.history.time_at(runtime.state.id, offset=self.below)
-        except FrazilError:
-            return None
-        if time_us is None:
-            return None
-        return round(max(0, runtime.clock.now_us() - time_us) / 1e6, 3)
-
-    def _bytes_behind(self) -> int:
-        state, tiers = self.runtime.state, self.runtime.tiers
-        size, flushed, held, holes = 0, 0, state.start, tuple[tuple[int, int], ...]()
-        if tiers is not None:
-            picture = tiers.disk.picture(state.id)
-            flushed, holes = picture.flushed, picture.holes
-            if picture.start < flushed:
-                held = min(held, picture.start)
-            for file in picture.files:
-                if file.rows:
-                    first, end = file.offset_first, file.offset_last + 1
-                    size += self._share(file.bytes, (first, end), (first, end))
-        log = (state.start, state.visible)
-        size += self._share(state.bytes_local, log, (max(flushed, state.start), state.visible))
-        for each in () if self.objects is None else self.objects.descriptors:
-            # Only of what is nowhere else: the rest is counted where it is nearer.
-            for place in ((0, held), *holes):
-                size += self._share(each.length, (each.first, each.end), place)
-        return size
-
-    def _share(self, size: int, whole: tuple[int, int], part: tuple[int, int]) -> int:
-        """Return how many of the bytes of `whole` are behind and within `part`."""
-        every = self._records_in(*whole)
-        first, end = max(whole[0], part[0], self.below), min(whole[1], part[1])
-        return size * self._records_in(first, end) // every if every else 0
-
-    def _records_in(self, first: int, end: int) -> int:
-        """Return how many offsets of `[first, end)` are no gap."""
-        return end - first - _within(self.gaps, first, end) if first < end else 0
+__all__ = ["Lags", "subscription_facts"]
 
 
 class Lags:
-    """How far cursors are behind, at one moment; what topics have is looked up once for each."""
+    """How far cursors are behind, at one moment; the gaps of a topic are looked up once."""
 
     def __init__(self, engine: Instance) -> None:
         self._engine = engine
-        self._known: dict[int, tuple[TopicObjects | None, Ranges]] = {}
+        self._known: dict[int, RangeSet] = {}
 
-    def of(self, runtime: TopicRuntime, cursor: Cursor) -> Lag:
-        """Return how far a cursor is behind; its number of records takes no reading."""
-        topic = runtime.state.id
-        known = self._known.get(topic)
-        if known is None:
-            objects = self._engine.objects
-            far = objects.catalog.topic(topic) if objects.source is not None else None
-            known = self._known[topic] = (far, _gaps(runtime, far))
-        return Lag(runtime, *known, cursor)
+    def records(self, runtime: TopicRuntime, cursor: Cursor) -> tuple[int, int]:
+        """Return how many records are not acked, and the offset of the oldest."""
+        state, gaps = runtime.state, self._gaps(runtime)
+        settled = cursor
+        if gaps.end > cursor.acked_below:
+            settled = cursor.copy()
+            for first, end in gaps:
+                settled.ack_range(first, end)
+        held = runtime.history.range(state.id).first
+        below = min(max(settled.acked_below, held), state.visible)
+        acked = sum(end - max(first, below) for first, end in settled.ranges() if end > below)
+        return state.visible - below - acked, below
+
+    def facts(self, runtime: TopicRuntime, cursor: CursorState) -> dict[str, Any]:
+        """Return a lag ready for JSON; it reads the oldest record for its time."""
+        records, below = self.records(runtime, cursor)
+        return {
+            "acked_below": cursor.acked_below,
+            "head": runtime.state.visible,
+            "lag_records": records,
+            "lag_bytes": int(records * self._record_bytes(runtime)),
+            "lag_seconds": _age_s(runtime, below) if records else 0.0,
+        }
+
+    def _record_bytes(self, runtime: TopicRuntime) -> float:
+        """Return the average stored size of a record in the log, else in files, else in objects."""
+        state, gaps = runtime.state, self._gaps(runtime)
+        files = () if runtime.tiers is None else runtime.tiers.disk.picture(state.id).files
+        far = self._objects(runtime)
+        objects = () if far is None else far.descriptors
+        stored = (
+            (state.bytes_local, gaps.missing(state.start, state.visible).size),
+            (sum(each.bytes for each in files), sum(each.rows for each in files)),
+            (
+                sum(each.length for each in objects),
+                sum(gaps.missing(each.first, each.end).size for each in objects),
+            ),
+        )
+        return next((size / count for size, count in stored if size and count), 0.0)
+
+    def _objects(self, runtime: TopicRuntime) -> TopicObjects | None:
+        objects = self._engine.objects
+        return None if objects.source is None else objects.catalog.topic(runtime.state.id)
+
+    def _gaps(self, runtime: TopicRuntime) -> RangeSet:
+        """Return the ranges without records: as objects know them, and elsewhere as files and log do.
+
+        A log that is older than its objects has a gap where those have records.
+        """
+        state = runtime.state
+        known = self._known.get(state.id)
+        if known is not None:
+            return known
+        special = list(state.ranges)
+        if runtime.tiers is not None:
+            special += runtime.tiers.disk.picture(state.id).gaps
+        gaps, far = _gaps_of(special), self._objects(runtime)
+        if far is not None and far.start < far.uploaded:
+            inside = _gaps_of([each for one in far.descriptors for each in one.ranges])
+            gaps = (gaps - [(far.start, far.uploaded)]) | inside
+        self._known[state.id] = gaps
+        return gaps
 
 
-def _gaps(runtime: TopicRuntime, objects: TopicObjects | None) -> Ranges:
-    """Return the ranges without records: as objects know them, and elsewhere as files and log do.
-
-    A log that is older than its objects has a gap where those have records.
-    """
-    state = runtime.state
-    special = list(state.ranges)
-    if runtime.tiers is not None:
-        special += runtime.tiers.disk.picture(state.id).gaps
-    near = [(each.first, each.end) for each in special if each.kind == RANGE_GAP]
-    if objects is None or objects.start >= objects.uploaded:
-        return _merged(near)
-    far = [
-        (each.first, each.end)
-        for one in objects.descriptors
-        for each in one.ranges
-        if each.kind == RANGE_GAP
-    ]
-    around = [(first, min(end, objects.start)) for first, end in near]
-    around += [(max(first, objects.uploaded), end) for first, end in near]
-    return _merged(far + around)
+def _gaps_of(ranges: Iterable[Any]) -> RangeSet:
+    return RangeSet((each.first, each.end) for each in ranges if each.kind == RANGE_GAP)
 
 
-def _merged(ranges: Ranges) -> Ranges:
-    """Return ranges that do not overlap, ascending."""
-    found: Ranges = []
-    for first, end in sorted(each for each in ranges if each[0] < each[1]):
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((first, end))
-    return found
-
-
-def _within(ranges: Iterable[tuple[int, int]], first: int, end: int) -> int:
-    """Return how many offsets of `[first, end)` are in ranges that do not overlap."""
-    return sum(max(0, min(high, end) - max(low, first)) for low, high in ranges)
+def _age_s(runtime: TopicRuntime, offset: int) -> float | None:
+    """Return how old a record is, None if it cannot be read."""
+    try:
+        time_us = runtime.history.time_at(runtime.state.id, offset=offset)
+    except FrazilError:
+        return None
+    if time_us is None:
+        return None
+    return round(max(0, runtime.clock.now_us() - time_us) / 1e6, 3)
 
 
 At = dict[tuple[str, str], dict[str, Any]]
+NOT_OPEN: Final[dict[str, Any]] = {
+    "consumers": [],
+    "active": None,
+    "unacked": 0,
+    "blocked": 0,
+    "paused": None,
+    "missed": 0,
+}
+"""What a subscription does that was not opened since the engine was."""
 
 
 def subscription_facts(engine: Instance, runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
@@ -186,8 +147,9 @@ def subscription_facts(engine: Instance, runtimes: Sequence[TopicRuntime]) -> li
                 "type": type_name_of(kind),
                 "stored": True,
                 "max_unacked": stored.max_unacked_messages,
-                **_lag(lags.of(runtime, cursor), cursor),
-                **(working.get((runtime.name, name)) or _resting(cursor)),
+                **lags.facts(runtime, cursor),
+                **NOT_OPEN,
+                **working.get((runtime.name, name), {}),
             }
             by_name.setdefault(name, []).append(facts)
     if len(runtimes) == 1:
@@ -216,29 +178,6 @@ def _doing(found: Subscription) -> dict[str, Any]:
         "blocked": status.blocked,
         "paused": status.paused if damage is None else f"a record cannot be read: {damage}",
         "missed": found.counts.missed,
-    }
-
-
-def _resting(_cursor: CursorState) -> dict[str, Any]:
-    """Return what a subscription does that nobody opened since the engine was."""
-    none: list[str] = []
-    return {
-        "consumers": none,
-        "active": None,
-        "unacked": 0,
-        "blocked": 0,
-        "paused": None,
-        "missed": 0,
-    }
-
-
-def _lag(lag: Lag, cursor: CursorState) -> dict[str, Any]:
-    return {
-        "acked_below": cursor.acked_below,
-        "head": lag.head,
-        "lag_records": lag.records,
-        "lag_bytes": lag.size_bytes,
-        "lag_seconds": lag.age_s,
     }
 
 

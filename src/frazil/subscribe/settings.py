@@ -8,7 +8,6 @@ parts of a partitioned topic have the identity of the whole, and with it one set
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,7 +21,7 @@ from frazil.subscribe.policy import Backoff, FailurePolicy, Limits, Poison, Subs
 from frazil.topic import NotStored, StateTag, has_namespace_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from frazil.subscribe.deliveries import Deliveries
     from frazil.topic import Instance, TopicRuntime
@@ -47,7 +46,6 @@ UNRELIABLE_MAKING: Final = "unreliable-making/"
 
 DURATION_MS_MAX: Final = 366 * 24 * 3600 * 1000
 """No time-out and no delay of a policy is longer: a year, which no timer has trouble with."""
-_LOCKS: Final = 64
 _MAX_UNACKED: Final = Limits().max_unacked_messages
 _POLICY: Final = FailurePolicy()
 
@@ -95,11 +93,8 @@ class SubscriptionSettings:
     def __init__(self, engine: Instance) -> None:
         self._engine = engine
         self._stored: dict[tuple[str, str], Stored] = {}
-        # Changes of one subscription follow each other; those of others need not wait for them.
-        self._locks = [threading.Lock() for _ in range(_LOCKS)]
-        self._counting = threading.Lock()
-        self._adding: set[tuple[str, str]] = set()
-        """Those whose setting is being written."""
+        self._lock = threading.Lock()
+        """Held while a change is written: the next one begins with what it decided."""
 
     def load(self) -> None:
         """Read all of them; waits for the journal. What is left of topics that are gone, goes.
@@ -134,7 +129,7 @@ class SubscriptionSettings:
             InvalidRequest: if the name cannot be stored.
             Overloaded: if there are too many, or the disk is full.
         """
-        with self._lock(uid, name):
+        with self._lock:
             self._put(uid, name, stored)
 
     def change(
@@ -148,16 +143,22 @@ class SubscriptionSettings:
             InvalidRequest: if a value is out of range.
             Overloaded: if the name is new, and the topic has `names_max` with settings.
         """
-        with self._lock(uid, name), self._place(uid, name, names_max):
+        with self._lock:
+            is_new = (uid, name) not in self._stored
+            if names_max is not None and is_new and len(self.names(uid)) >= names_max:
+                raise Overloaded(
+                    "the topic has settings of too many subscriptions, unsubscribe some",
+                    subscriptions_max=names_max,
+                )
             before = self.get(uid, name)
             stored = attrs.evolve(before, **changes)
-            if stored != before or (uid, name) not in self._stored:
+            if stored != before or is_new:
                 self._put(uid, name, stored)
             return stored
 
     def delete(self, uid: str, name: str) -> None:
         """Forget a subscription's settings, if there are any; durable on return."""
-        with self._lock(uid, name):
+        with self._lock:
             if (uid, name) in self._stored:
                 self._engine.states.delete(StateTag.SUBSCRIPTION, _key(uid, name))
                 # Whoever deletes the topic forgets them all, without waiting for this lock.
@@ -170,24 +171,6 @@ class SubscriptionSettings:
         for key in gone:
             self._stored.pop(key, None)
 
-    @contextlib.contextmanager
-    def _place(self, uid: str, name: str, names_max: int | None) -> Iterator[None]:
-        """Keep a place for a name while its first setting is written; others count it, too."""
-        key = (uid, name)
-        with self._counting:
-            taken = {each for each in (*list(self._stored), *self._adding) if each[0] == uid}
-            if names_max is not None and key not in taken and len(taken) >= names_max:
-                raise Overloaded(
-                    "the topic has settings of too many subscriptions, unsubscribe some",
-                    subscriptions_max=names_max,
-                )
-            self._adding.add(key)
-        try:
-            yield
-        finally:
-            with self._counting:
-                self._adding.discard(key)
-
     def _put(self, uid: str, name: str, stored: Stored) -> None:
         assert "/" not in uid, uid
         self._engine.states.put(StateTag.SUBSCRIPTION, _key(uid, name), _encode(stored))
@@ -198,9 +181,6 @@ class SubscriptionSettings:
         pendings = [states.submit(StateTag.SUBSCRIPTION, key, None) for key in keys]
         for pending in pendings:
             pending.result()
-
-    def _lock(self, uid: str, name: str) -> threading.Lock:
-        return self._locks[hash((uid, name)) % _LOCKS]
 
     def _uids(self) -> set[str]:
         """Return the identities of all topics that exist, even of those that cannot be used."""

@@ -1,7 +1,7 @@
 """One subscription at work: feeds its dispatch, writes to consumers, journals acks and attempts.
 
 Calls are collected, and `_run` handles them once a turn of the loop. Records are kept from their
-reading to their first delivery; later deliveries read them again, so that the memory of a
+reading to their first delivery; they are read again for later deliveries, so that the memory of a
 subscription grows neither with unacked nor with waiting records.
 """
 
@@ -26,8 +26,8 @@ from frazil.subscribe.delivery_state import (
     Deliver,
     Notice,
     NoticeKind,
+    Read,
 )
-from frazil.subscribe.outbox import Outbox
 from frazil.subscribe.policy import FailurePolicy, Limits, SubscriptionType
 from frazil.telemetry import event, warn
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from frazil.subscribe.cursors import CursorWriter
     from frazil.subscribe.dead_letters import DeadLetterPublisher
     from frazil.subscribe.dispatch import Dispatch, Status
-    from frazil.subscribe.feed import Found, Record, TopicFeed
+    from frazil.subscribe.feed import Chunk, Found, Record, TopicFeed
 
 __all__ = ["Answer", "AnswerAll", "Consumer", "Counts", "Keeper", "Subscription", "answer_each"]
 
@@ -47,9 +47,10 @@ HELD_BYTES_MAX: Final = 8 << 20
 TURNS_MAX: Final = 2
 """How often one subscription reads on before others have their turn."""
 RETRY_S: Final = 1.0
+REST_CHECK_S: Final = 0.002
 MOVING_RETRY_S: Final = 0.05
 """When to look again for records that are moving from one tier to the next."""
-BAD_NOTICES: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED, NoticeKind.PAUSED})
+BAD_NOTICES: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED})
 
 Answer = Callable[[FrazilError | None], None]
 """Called once: with None when the call is durable, else with the error."""
@@ -105,19 +106,6 @@ class Counts:
         self.dead_letters = self.dropped = self.missed = 0
 
 
-class Attached:
-    """A consumer that takes part, and how much it asked for."""
-
-    __slots__ = ("consumer", "filters", "keeper", "messages", "outbox", "size_bytes")
-
-    def __init__(self, consumer: Consumer, filters: Sequence[str], outbox: Outbox) -> None:
-        self.consumer = consumer
-        self.keeper = consumer if isinstance(consumer, Keeper) else None
-        self.filters = filters
-        self.outbox = outbox
-        self.messages = self.size_bytes = 0
-
-
 def answer_each(dones: list[Answer], error: FrazilError | None) -> None:
     """Answer calls that each have a callback of their own."""
     for done in dones:
@@ -151,9 +139,9 @@ class Subscription:
         self._dispatch = dispatch
         self._loop = loop
         self._time = loop.time
-        self._attached: dict[int, Attached] = {}
-        """In the order in which dispatch has them."""
-        self._has_keepers = False
+        self._attached: dict[int, Consumer] = {}
+        self._keepers: dict[int, Keeper] = {}
+        """Those of them that keep deliveries for a program."""
         self._dead_letters = PendingDeadLetters(self, dead_letters, loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms: int | None = None
@@ -164,6 +152,7 @@ class Subscription:
         self._damage: FrazilError | None = None
         self._unread: tuple[int, FrazilError] | None = None
         """A record that must be read again, and the error of the last try."""
+        self._is_reading_again = False
         self._warned: dict[str, str] = {}
         """The last warning of each kind: a retry that fails the same way is not logged again."""
         self._acks: list[int] = []
@@ -173,7 +162,6 @@ class Subscription:
         """Calls that wait for changes of earlier calls."""
         self._under_way = 0
         """How many changes the journal has not answered."""
-        self._quiet: list[asyncio.Future[None]] = []
         self._is_resting = False
         """While the cursor is being reset nothing is delivered."""
         self._postponed: list[Callable[[], None]] = []
@@ -185,7 +173,7 @@ class Subscription:
     @property
     def consumers(self) -> list[Consumer]:
         """Return the attached consumers."""
-        return [each.consumer for each in self._attached.values()]
+        return list(self._attached.values())
 
     @property
     def damage(self) -> FrazilError | None:
@@ -217,48 +205,36 @@ class Subscription:
         gone = [
             each
             for each in self._attached.values()
-            if each.consumer.consumer_id == own_id or each.consumer.name == name
+            if each.consumer_id == own_id or each.name == name
         ]
         if self._dispatch.admits(name):
             for each in gone:
                 self._give_up_unseen(each)
         self._dispatch.attach(own_id, name=name, filters=filters, now_ms=self._now_ms())
-        fresh = Attached(consumer, filters, Outbox(consumer, self, self.feed, self._loop))
-        # It takes the place of the one of its name: a reset attaches all again in this order, and
-        # the first is the active one.
-        kept: dict[int, Attached] = {}
-        for each in self._attached.values():
-            if each.consumer.name == name:
-                kept[own_id] = fresh
-            elif each not in gone:
-                kept[each.consumer.consumer_id] = each
-        kept.setdefault(own_id, fresh)
-        self._attached = kept
-        self._has_keepers = self._has_keepers or fresh.keeper is not None
+        for each in gone:
+            self._forget(each)
+        self._attached[own_id] = consumer
+        if isinstance(consumer, Keeper):
+            self._keepers[own_id] = consumer
         self._warned.pop(NoticeKind.SKIPPED.value, None)
         for each in gone:
-            each.outbox.clear()
-            each.consumer.displaced()
+            each.displaced()
         self._schedule()
 
     def detach(self, consumer: Consumer) -> None:
         """Remove a consumer, if it is attached; its unacked records go to others."""
-        found = self._find(consumer)
-        if found is None:
+        if not self._has(consumer):
             return
-        self._give_up_unseen(found)
-        del self._attached[consumer.consumer_id]
-        found.outbox.clear()
+        self._give_up_unseen(consumer)
+        self._forget(consumer)
         self._dispatch.detach(consumer.consumer_id, now_ms=self._now_ms())
         self._warned.pop(NoticeKind.SKIPPED.value, None)
         self._schedule()
 
     def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
         """Set how much a consumer takes from now on; deliveries use it up."""
-        found = self._attached.get(consumer.consumer_id)
-        if found is None or found.consumer is not consumer:
+        if self._attached.get(consumer.consumer_id) is not consumer:
             return
-        found.messages, found.size_bytes = messages, size_bytes
         was_full = self._dispatch.want(
             consumer.consumer_id, messages=messages, size_bytes=size_bytes
         )
@@ -266,22 +242,24 @@ class Subscription:
             # With room before, nothing waited for more of it.
             self._schedule()
 
-    def _find(self, consumer: Consumer) -> Attached | None:
-        """Return a consumer if it is attached, and no other in its place."""
-        found = self._attached.get(consumer.consumer_id)
-        return found if found is not None and found.consumer is consumer else None
+    def _has(self, consumer: Consumer) -> bool:
+        """Return whether a consumer is attached, and no other in its place."""
+        return self._attached.get(consumer.consumer_id) is consumer
 
-    def _give_up_unseen(self, attached: Attached) -> None:
+    def _forget(self, consumer: Consumer) -> None:
+        del self._attached[consumer.consumer_id]
+        self._keepers.pop(consumer.consumer_id, None)
+
+    def _give_up_unseen(self, consumer: Consumer) -> None:
         """Take back the records that a program has not taken: those did not fail."""
-        if attached.keeper is not None:
-            consumer_id = attached.consumer.consumer_id
-            self._dispatch.take_back(consumer_id, attached.keeper.give_up(None))
+        keeper = self._keepers.get(consumer.consumer_id)
+        if keeper is not None:
+            self._dispatch.take_back(consumer.consumer_id, keeper.give_up(None))
 
     def _revoke(self, offsets: Sequence[int]) -> None:
         """Take records from the programs that have not taken them yet."""
-        for each in self._attached.values():
-            if each.keeper is not None:
-                each.keeper.revoked(offsets)
+        for keeper in self._keepers.values():
+            keeper.revoked(offsets)
 
     def _spare_unseen(self, now_ms: int) -> None:
         """Let the time for an ack run from the moment a program took the record.
@@ -293,19 +271,16 @@ class Subscription:
         unseen: dict[int, list[int]] = {}
         for offset in dispatch.overdue(now_ms):
             holder = dispatch.holder(offset)
-            found = None if holder is None else self._attached.get(holder)
-            if holder is None or found is None or found.keeper is None:
+            if holder is None or holder not in self._keepers:
                 continue
-            held_ms = found.keeper.held_ms(offset)
+            held_ms = self._keepers[holder].held_ms(offset)
             if held_ms is None:
                 unseen.setdefault(holder, []).append(offset)
                 dispatch.prolong(offset, until_ms=now_ms + timeout_ms)
             elif held_ms < timeout_ms:
                 dispatch.prolong(offset, until_ms=now_ms + timeout_ms - held_ms)
         for holder, offsets in unseen.items() if is_for_others else ():
-            keeper = self._attached[holder].keeper
-            assert keeper is not None
-            dispatch.take_back(holder, keeper.give_up(offsets))
+            dispatch.take_back(holder, self._keepers[holder].give_up(offsets))
 
     # -- acks ------------------------------------------------------------------------------------
 
@@ -349,9 +324,9 @@ class Subscription:
 
     def all_stand(self, consumer: Consumer, offsets: list[int], attempts: list[int]) -> bool:
         """Return whether all of these deliveries still are a consumer's."""
-        if self._find(consumer) is None:
-            return False
-        return self._dispatch.are_with(consumer.consumer_id, offsets, attempts)
+        return self._has(consumer) and self._dispatch.are_with(
+            consumer.consumer_id, offsets, attempts
+        )
 
     def prolong(self, offset: int, *, time_ms: int) -> None:
         """Let the ack of a record in flight take so long from now on."""
@@ -380,10 +355,6 @@ class Subscription:
             self._journal(change, calls)
 
     def _journal(self, change: Change, calls: Sequence[tuple[AnswerAll, list[Any]]] = ()) -> None:
-        for consumer_id, offsets in change.unsent.items():
-            found = self._attached.get(consumer_id)
-            if found is not None:
-                found.outbox.withdraw(offsets)
         self._under_way += 1
         self._cursor_writer.add(self.name, change, partial(self._written, change, calls))
 
@@ -397,8 +368,7 @@ class Subscription:
         if error is None:
             now_ms = int(self._time() * 1000 + 0.001)
             self._dispatch.confirmed(change, now_ms=now_ms)
-            if self._has_keepers:
-                self._revoke(change.offsets)
+            self._revoke(change.offsets)
             if not change.attempts:
                 if self._dead_letters.error is not None:
                     self._dead_letters.forget(change.offsets)
@@ -412,17 +382,8 @@ class Subscription:
         if self._repeats:
             self._answer_repeats()
         self._under_way -= 1
-        if self._quiet and not self._under_way:
-            self._end_rest()
         if error is not None or not (self._is_following and self._dispatch.is_idle):
             self._schedule()
-
-    def _end_rest(self) -> None:
-        """Wake the calls that wait until the journal has answered everything."""
-        quiet, self._quiet = self._quiet, []
-        for each in quiet:
-            if not each.done():
-                each.set_result(None)
 
     def _answer_repeats(self) -> None:
         waiting, self._repeats = self._repeats, []
@@ -452,7 +413,7 @@ class Subscription:
         if self._acks:
             self._settle()
         dispatch, is_by_key = self._dispatch, self.kind is SubscriptionType.KEY_SHARED
-        if self._has_keepers:
+        if self._keepers:
             self._spare_unseen(now_ms)
         for _ in range(TURNS_MAX):
             held, is_filled = 0, False
@@ -489,9 +450,12 @@ class Subscription:
 
     def _act(self, action: Action) -> None:
         if type(action) is Change:
-            if self._has_keepers:
-                self._revoke(action.offsets)
+            self._revoke(action.offsets)
             self._journal(action)
+        elif type(action) is Read:
+            if not self._is_reading_again:
+                self._is_reading_again = True
+                self._read_again(self._dispatch)
         elif type(action) is DeadLetter:
             self._dead_letters.begin(action, self._dispatch)
         else:
@@ -499,18 +463,14 @@ class Subscription:
             self._report(action)
 
     def _deliver(self, action: Deliver) -> None:
-        found = self._attached.get(action.consumer_id)
-        if found is None:
+        consumer = self._attached.get(action.consumer_id)
+        if consumer is None:
             # It left in this very turn; dispatch knows.
             return
         self.counts.delivered += len(action.offsets)
         if action.attempts is not None:
             self.counts.redelivered += sum(number > 1 for number in action.attempts)
-        if found.outbox.waiting or None in action.values:
-            self._dispatch.unsent(action.consumer_id, action.offsets)
-            found.outbox.add(action.offsets, action.values, action.attempts)
-        else:
-            found.consumer.deliver(action.values, action.attempts)
+        consumer.deliver(action.values, action.attempts)
 
     def _fill(self) -> bool:
         """Feed the next records; return False if they are not at hand."""
@@ -540,6 +500,8 @@ class Subscription:
         stop = min(first + room, first + FEED_RECORDS_MAX, count)
         if is_lagging:
             stop = min(stop, first + LAGGING_RECORDS_MAX)
+        while stop > first + 1 and sum(chunk.sizes[first:stop]) > HELD_BYTES_MAX:
+            stop = (first + stop) // 2
         end = offset_end if stop == len(offsets) else offsets[stop]
         dispatch.feed(
             offsets[first:stop],
@@ -639,50 +601,62 @@ class Subscription:
         self._is_reading = False
         self._schedule()
 
-    # -- records that are read again for another delivery (called by `Outbox`) -------------------
+    # -- records that are read again for another delivery ----------------------------------------
 
-    @property
-    def keeps_order(self) -> bool:
-        """Whether one consumer gets everything in order."""
-        return self.kind in {SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER}
+    def _read_again(self, dispatch: Dispatch) -> None:
+        """Read the values of `dispatch.reading`, the first one first."""
+        while dispatch is self._dispatch and self.end_error is None:
+            offset = next(iter(dispatch.reading), None)
+            if offset is None:
+                self._is_reading_again = False
+                self._schedule()
+                return
+            chunk = self.feed.get(offset)
+            if chunk is None:
+                self.feed.request(offset, partial(self._was_read_again, dispatch, offset))
+                return
+            self._load(dispatch, chunk)
 
-    def is_with(self, consumer: Consumer, offset: int) -> bool:
-        """Return whether a record is still to be delivered to a consumer."""
-        is_attached = self._find(consumer) is not None
-        return is_attached and self._dispatch.is_with(consumer.consumer_id, offset)
+    def _was_read_again(self, dispatch: Dispatch, offset: int, found: Found) -> None:
+        if dispatch is not self._dispatch:
+            # It was read for a dispatch from before a reset.
+            return
+        if not isinstance(found, FrazilError):
+            if offset not in found:
+                # It is moving from one tier to the next.
+                self._loop.call_later(MOVING_RETRY_S, self._read_again, dispatch)
+                return
+            # At once: the next read may evict it from the cache.
+            self._load(dispatch, found)
+        elif offset in dispatch.reading:
+            if isinstance(found, NotFound) and self.is_given_up(offset):
+                self._gone(dispatch, offset)
+            else:
+                self.warn_once("record_cannot_be_read_again", offset=offset, error=found)
+                self._unread = (offset, found)
+                dispatch.put_off(offset, now_ms=self._now_ms())
+        self._read_again(dispatch)
 
-    def left_out(self, consumer: Consumer) -> None:
-        """Give a consumer its room back: it got less than was counted."""
-        found = self._find(consumer)
-        if found is not None:
-            self.ready(consumer, messages=found.messages, size_bytes=found.size_bytes)
+    def _load(self, dispatch: Dispatch, chunk: Chunk) -> None:
+        """Give dispatch what a chunk has of `dispatch.reading`."""
+        for offset in [each for each in dispatch.reading if each in chunk]:
+            record = chunk.record(offset)
+            if record is None:
+                self._gone(dispatch, offset)
+            else:
+                self._unread = None
+                self._warned.pop("record_cannot_be_read_again", None)
+                dispatch.loaded(offset, record)
 
-    def sent(self, consumer: Consumer, offsets: list[int]) -> None:
-        """Start the time for acks: the records are sent only now."""
-        self._unread = None
-        self._warned.pop("record_cannot_be_read_again", None)
-        self._dispatch.sent(consumer.consumer_id, offsets, now_ms=self._now_ms())
-        self._schedule()
+    def _gone(self, dispatch: Dispatch, offset: int) -> None:
+        """Settle a record that does not exist any more."""
+        self.note_missed(1)
+        dispatch.gone(offset)
 
     def is_given_up(self, offset: int) -> bool:
         """Return whether a record expired by a full quota."""
         kept = self._kept_from()
         return kept is None or offset < kept
-
-    def gone(self, offset: int) -> None:
-        """Settle a record that does not exist any more."""
-        self.note_missed(1)
-        self._dispatch.gone(offset)
-        self._schedule()
-
-    def put_off(self, consumer: Consumer, offsets: list[int], error: FrazilError) -> None:
-        """Try later to deliver records, of which the first cannot be read now."""
-        if self.is_with(consumer, offsets[0]):
-            self.warn_once("record_cannot_be_read_again", offset=offsets[0], error=error)
-            self._unread = (offsets[0], error)
-        self._dispatch.put_off(consumer.consumer_id, offsets, now_ms=self._now_ms())
-        self.left_out(consumer)
-        self._schedule()
 
     def dead_letter_ended(self, change: Change | None) -> None:
         """Journal the settling of a record whose dead letter is durable."""
@@ -735,20 +709,14 @@ class Subscription:
             self._settle()
         self._is_resting = True
         # Dead letters, too: they belong to the place before the reset.
-        while self._under_way or self._dead_letters.tasks:
-            if self._dead_letters.tasks:
-                await asyncio.wait(self._dead_letters.tasks)
-            if self._under_way:
-                # Each waiter has its own future: cancelling one must not cancel the others.
-                own: asyncio.Future[None] = self._loop.create_future()
-                self._quiet.append(own)
-                await own
+        while self._under_way or self._dead_letters.tasks:  # noqa: ASYNC110 - for two reasons, and rare
+            await asyncio.sleep(REST_CHECK_S)
 
     def go_on(self, dispatch: Dispatch | None = None) -> None:
         """Deliver again, with the `dispatch` of another place after a reset."""
         self._is_resting = False
         if dispatch is not None:
-            dispatch.keep_keys(self._dispatch)
+            dispatch.take_over(self._dispatch)
             self._dispatch = dispatch
             self._is_following = False
             self.epoch += 1
@@ -756,13 +724,9 @@ class Subscription:
             calls, self._ack_calls, self._acks = list(self._ack_calls.items()), {}, []
             _answer(calls, None)
             self._damage = self._unread = self._dead_letters.error = None
-            for each in self._attached.values():
-                each.outbox.clear()
-                own_id, name = each.consumer.consumer_id, each.consumer.name
-                dispatch.attach(own_id, name=name, filters=each.filters, now_ms=self._now_ms())
-                dispatch.want(own_id, messages=each.messages, size_bytes=each.size_bytes)
-                if each.keeper is not None:
-                    each.keeper.revoked(None)
+            self._is_reading_again = False
+            for keeper in self._keepers.values():
+                keeper.revoked(None)
         self._call_postponed()
         self._schedule()
 
@@ -786,8 +750,7 @@ class Subscription:
             _answer(waiting, error)
         attached, self._attached = self._attached, {}
         for each in attached.values():
-            each.outbox.clear()
-            each.consumer.ended(error)
+            each.ended(error)
 
 
 def _answer(calls: Calls, error: FrazilError | None) -> None:

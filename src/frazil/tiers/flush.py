@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from frazil.clock import Clock
     from frazil.log import SpecialRange
     from frazil.schema import KeyShape
     from frazil.tiers.chunk import Chunk
@@ -50,7 +49,6 @@ def flush_set(
     topic: int,
     schema: pa.Schema,
     version: int,
-    keyed: bool,
     shape: KeyShape | None,
     partitioner: Partitioner,
     first: int,
@@ -58,7 +56,6 @@ def flush_set(
     batches: Iterable[pa.RecordBatch],
     gaps: Sequence[SpecialRange] = (),
     runs: Sequence[SentRun] = (),
-    clock: Clock | None = None,
     throttle: Callable[[int], None] | None = None,
     replaces: Sequence[DiskFile] = (),
 ) -> tuple[DiskFile, ...]:
@@ -68,7 +65,7 @@ def flush_set(
     `schema`, in the order of offsets; every offset of the range is a row or lies in one of `gaps`.
     `first` is the topic's flushed mark, unless `replaces` names a set that is written again.
     `runs` are the producers of the records. `throttle` is called with the bytes as they are
-    written and may wait. `clock` is the tier's own by default.
+    written and may wait. `shape` is the key's, None for a topic without one.
 
     Raises:
         InvalidRequest: rows are missing, twice, out of order or of other columns. Nothing
@@ -78,8 +75,6 @@ def flush_set(
             store failed; the next start finds the outcome.
         Closed: a directory could not be synced before; open the engine again.
     """
-    if keyed != (shape is not None):
-        raise InvalidRequest("shape of the key does not fit the topic", keyed=keyed)
     writer = SetWriter(
         disk,
         topic=topic,
@@ -91,7 +86,6 @@ def flush_set(
         end=end,
         gaps=gaps,
         runs=runs,
-        clock=clock,
         throttle=throttle,
     )
     try:

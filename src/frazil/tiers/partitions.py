@@ -6,7 +6,6 @@ and `null` for none. `Partitioner.split` keeps the order of rows within each par
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     Words = npt.NDArray[np.uint32]
 
-__all__ = ["UNPARTITIONED", "Partition", "Partitioner", "bucket_hashes"]
+__all__ = ["Partitioner", "bucket_hashes"]
 
 _TRANSFORM: Final = re.compile(r"(\w+)(?:\[(\d+)\])?\Z")
 _SUFFIX: Final = {
@@ -39,27 +38,8 @@ _SUFFIX: Final = {
     "bucket": "_bucket",
     "truncate": "_trunc",
 }
-_HOUR_US: Final = 3_600_000_000
-_DAY_HOURS: Final = 24
-_MONTHS: Final = 12
-_EPOCH_YEAR: Final = 1970
-_EPOCH_DAYS: Final = dt.date(_EPOCH_YEAR, 1, 1).toordinal()
+_UNITS: Final = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
 _KNOWN_MAX: Final = 10_000
-
-Value = bool | int | float | str | bytes | None
-
-
-class Partition(NamedTuple):
-    """One partition: a value for each field of the spec, and its text.
-
-    Values are what msgpack can hold: dates and times as storage integers, decimals as text.
-    """
-
-    values: tuple[Value, ...]
-    text: str
-
-
-UNPARTITIONED: Final = Partition((), "")
 
 
 class _Field(NamedTuple):
@@ -83,22 +63,20 @@ class Partitioner:
     def __init__(self, schema: pa.Schema, fields: Sequence[PartitionField]) -> None:
         by_id = {_id_of(field): field for field in schema}
         self._fields = tuple(_bound(field, by_id.get(field.column_id)) for field in fields)
-        self._known: dict[tuple[Any, ...], Partition] = {}
+        self._known: dict[tuple[Any, ...], str] = {}
 
-    def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, pa.RecordBatch]]:
+    def split(self, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
         """Return the rows of each partition in their order, in the order of first rows."""
         if not batch.num_rows:
             return []
-        if not self._fields:
-            return [(UNPARTITIONED, batch)]
-        found = self._codes(batch)
-        if len(found.partitions) == 1:
-            return [(found.partitions[0], batch)]
-        order = np.argsort(found.codes, kind="stable")
-        bounds = np.cumsum(np.bincount(found.codes, minlength=len(found.partitions)))
-        pieces: list[tuple[Partition, pa.RecordBatch]] = []
+        codes, partitions = self._codes(batch)
+        if len(partitions) == 1:
+            return [(partitions[0], batch)]
+        order = np.argsort(codes, kind="stable")
+        bounds = np.cumsum(np.bincount(codes, minlength=len(partitions)))
+        pieces: list[tuple[str, pa.RecordBatch]] = []
         start = 0
-        for partition, end in zip(found.partitions, bounds.tolist(), strict=True):
+        for partition, end in zip(partitions, bounds.tolist(), strict=True):
             rows = order[start:end]
             first, last = int(rows[0]), int(rows[-1])
             # Rows that lie together need no copy.
@@ -109,17 +87,17 @@ class Partitioner:
         return pieces
 
     def counts(self, batch: pa.RecordBatch) -> dict[str, int]:
-        """Return how many rows each partition has, by its text."""
+        """Return how many rows each partition has."""
         if not batch.num_rows:
             return {}
-        if not self._fields:
-            return {"": batch.num_rows}
-        found = self._codes(batch)
-        rows = np.bincount(found.codes, minlength=len(found.partitions))
-        return {p.text: int(n) for p, n in zip(found.partitions, rows, strict=True)}
+        codes, partitions = self._codes(batch)
+        rows = np.bincount(codes, minlength=len(partitions))
+        return dict(zip(partitions, rows.tolist(), strict=True))
 
-    def _codes(self, batch: pa.RecordBatch) -> _Coded:
-        """Number the partitions in the order of their first rows."""
+    def _codes(self, batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
+        """Number the partitions in the order of their first rows; return each row's number."""
+        if not self._fields:
+            return np.zeros(batch.num_rows, np.int64), [""]
         code = np.zeros(batch.num_rows, np.int64)
         columns: list[list[Any]] = []
         for field in self._fields:
@@ -134,28 +112,21 @@ class Partitioner:
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         rows = columns[0]
-        return _Coded(rank[code], [self._partition(rows[number]) for number in order.tolist()])
+        return rank[code], [self._text(rows[number]) for number in order.tolist()]
 
-    def _partition(self, values: tuple[Any, ...]) -> Partition:
+    def _text(self, values: tuple[Any, ...]) -> str:
         # A value's type is part of its identity: 1, 1.0 and True are equal to a dictionary.
         key = (*values, *map(type, values))
         known = self._known.get(key)
         if known is None:
-            parts = [
-                f"{quote_plus(field.label)}={_text(field, value)}"
+            known = "/".join(
+                f"{quote_plus(field.label)}="
+                f"{'null' if value is None else quote_plus(field.shown(value))}"
                 for field, value in zip(self._fields, values, strict=True)
-            ]
-            known = Partition(tuple(map(_plain, values)), "/".join(parts))
+            )
             if len(self._known) < _KNOWN_MAX:
                 self._known[key] = known
         return known
-
-
-class _Coded(NamedTuple):
-    """The number of each row's partition, and the partitions by number."""
-
-    codes: npt.NDArray[np.int64]
-    partitions: list[Partition]
 
 
 def _recombined(columns: list[list[Any]], kept: npt.NDArray[np.int64]) -> list[list[Any]]:
@@ -188,19 +159,16 @@ def _bound(field: PartitionField, column: pa.Field | None) -> _Field:
         raise InvalidRequest("partition transform is not known", transform=field.transform)
     if column is None:
         return _Field(None, f"column_{field.column_id}{_SUFFIX[kind]}", _same, str)
-    label = column.name + _SUFFIX[kind]
-    data_type = column.type
+    label, data_type = column.name + _SUFFIX[kind], column.type
     parameter = int(match[2]) if match[2] else 0
-    if kind == "identity":
-        return _Field(column.name, label, _storage, _shown_identity(data_type))
+    if kind in _UNITS:
+        unit = _UNITS[kind]
+        return _Field(column.name, label, lambda a: _in_units(a, unit), lambda v: _time(v, unit))
     if kind == "bucket":
         return _Field(column.name, label, lambda a: _bucket(a, parameter), str)
     if kind == "truncate":
-        return _Field(
-            column.name, label, lambda a: _truncate(a, parameter), _shown_identity(data_type)
-        )
-    apply, shown = _TIMES[kind]
-    return _Field(column.name, label, apply, shown)
+        return _Field(column.name, label, lambda a: _truncate(a, parameter), _shown_of(data_type))
+    return _Field(column.name, label, _storage, _shown_of(data_type))
 
 
 def _same(array: pa.Array) -> pa.Array:
@@ -211,9 +179,14 @@ def _storage(array: pa.Array) -> pa.Array:
     """Return values as they are stored: temporal ones are integers."""
     if pt.is_date32(array.type):
         return array.cast(pa.int32())
-    if pt.is_temporal(array.type):
-        return array.cast(pa.int64())
-    return array
+    return array.cast(pa.int64()) if pt.is_temporal(array.type) else array
+
+
+def _integers(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return integers, dates and times as they are stored; null is 0."""
+    values = _storage(array).cast(pa.int64()).fill_null(0)
+    found: npt.NDArray[np.int64] = values.to_numpy(zero_copy_only=False)
+    return found
 
 
 def _bucket(array: pa.Array, buckets: int) -> pa.Array:
@@ -227,9 +200,8 @@ def _truncate(array: pa.Array, width: int) -> pa.Array:
     if pt.is_string(data_type) or pt.is_large_string(data_type):
         return pc.utf8_slice_codeunits(array, 0, width)
     if pt.is_integer(data_type):
-        values = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
         # Floored, so that negative values go down; the lowest of a type may pass below its range.
-        return pa.array(values // width * width, mask=_null_mask(array))
+        return pa.array(_integers(array) // width * width, mask=_null_mask(array))
     if pt.is_decimal(data_type):
         return pa.array([_truncated_decimal(v, width) for v in array.to_pylist()], pa.string())
     return pc.binary_slice(array, 0, width)
@@ -238,9 +210,14 @@ def _truncate(array: pa.Array, width: int) -> pa.Array:
 def _truncated_decimal(value: Any, width: int) -> str | None:
     if value is None:
         return None
-    _, digits, exponent = value.as_tuple()
-    unscaled = int("".join(map(str, digits))) * (-1 if value.is_signed() else 1)
-    return format(type(value)(unscaled // width * width).scaleb(exponent), "f")
+    exponent = value.as_tuple().exponent
+    return format(type(value)(_unscaled(value) // width * width).scaleb(exponent), "f")
+
+
+def _unscaled(value: Any) -> int:
+    """Return the integer of all digits of a decimal."""
+    sign, digits, _ = value.as_tuple()
+    return int("".join(map(str, digits))) * (-1 if sign else 1)
 
 
 def _null_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
@@ -250,97 +227,28 @@ def _null_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
     return mask
 
 
-def _micros(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Return dates and timestamps as microseconds since 1970, floored; null is 0."""
-    if pt.is_date32(array.type):
-        days: npt.NDArray[np.int32]
-        days = array.cast(pa.int32()).fill_null(0).to_numpy(zero_copy_only=False)
-        return days.astype(np.int64) * (_DAY_HOURS * _HOUR_US)
-    values: npt.NDArray[np.int64]
-    values = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    if array.type.unit == "ns":
-        return values // 1000
-    return values * {"s": 1_000_000, "ms": 1000, "us": 1}[array.type.unit]
+def _in_units(array: pa.Array, unit: str) -> pa.Array:
+    """Return the years, months, days or hours since 1970 of dates and timestamps, floored."""
+    stored = "D" if pt.is_date32(array.type) else array.type.unit
+    times = _integers(array).view(f"datetime64[{stored}]").astype(f"datetime64[{unit}]")
+    return pa.array(times.astype(np.int64), mask=_null_mask(array))
 
 
-def _days(array: pa.Array) -> pa.Array:
-    if pt.is_date32(array.type):
-        return array.cast(pa.int32())
-    days = _micros(array) // (_DAY_HOURS * _HOUR_US)
-    return pa.array(days, mask=_null_mask(array))
+def _time(value: int, unit: Any) -> str:
+    text = str(np.datetime64(value, unit))
+    return text.replace("T", "-") if unit == "h" else text
 
 
-def _hours(array: pa.Array) -> pa.Array:
-    return pa.array(_micros(array) // _HOUR_US, mask=_null_mask(array))
-
-
-def _months(array: pa.Array) -> pa.Array:
-    months = _micros(array).view("datetime64[us]").astype("datetime64[M]").astype(np.int64)
-    return pa.array(months, mask=_null_mask(array))
-
-
-def _years(array: pa.Array) -> pa.Array:
-    years = _micros(array).view("datetime64[us]").astype("datetime64[Y]").astype(np.int64)
-    return pa.array(years, mask=_null_mask(array))
-
-
-def _shown_year(value: int) -> str:
-    return f"{value + _EPOCH_YEAR:04d}"
-
-
-def _shown_month(value: int) -> str:
-    return f"{value // _MONTHS + _EPOCH_YEAR:04d}-{value % _MONTHS + 1:02d}"
-
-
-def _shown_day(value: int) -> str:
-    try:
-        return dt.date.fromordinal(value + _EPOCH_DAYS).isoformat()
-    except (ValueError, OverflowError):
-        # Arrow's dates reach further than Python's.
-        return str(value)
-
-
-def _shown_hour(value: int) -> str:
-    return f"{_shown_day(value // _DAY_HOURS)}-{value % _DAY_HOURS:02d}"
-
-
-_TIMES: Final[dict[str, tuple[Callable[[pa.Array], pa.Array], Callable[[Any], str]]]] = {
-    "year": (_years, _shown_year),
-    "month": (_months, _shown_month),
-    "day": (_days, _shown_day),
-    "hour": (_hours, _shown_hour),
-}
-
-
-def _shown_identity(data_type: pa.DataType) -> Callable[[Any], str]:
+def _shown_of(data_type: pa.DataType) -> Callable[[Any], str]:
+    """Return the function that shows stored values of a type."""
     if pt.is_date32(data_type):
-        return _shown_day
+        return lambda value: _time(value, "D")
     if pt.is_timestamp(data_type):
-        return lambda value: _shown_timestamp(value, data_type)
-    return _shown_value
-
-
-def _shown_timestamp(value: int, data_type: pa.DataType) -> str:
-    text = str(np.datetime64(value, data_type.unit))
-    return f"{text}+00:00" if data_type.tz is not None else text
-
-
-def _shown_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, bytes):
-        return value.hex()
-    return str(value)
-
-
-def _text(field: _Field, value: Any) -> str:
-    return "null" if value is None else quote_plus(field.shown(value))
-
-
-def _plain(value: Any) -> Value:
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
-        return value
-    return str(value)
+        zone = "" if data_type.tz is None else "+00:00"
+        return lambda value: _time(value, data_type.unit) + zone
+    if pt.is_boolean(data_type):
+        return lambda value: str(value).lower()
+    return lambda value: value.hex() if isinstance(value, bytes) else str(value)
 
 
 # -- the 32-bit Murmur3 hash of the Iceberg specification, for whole columns -----------------------
@@ -374,18 +282,10 @@ def bucket_hashes(array: pa.Array) -> Words:
     raise InvalidRequest("column type has no bucket transform", type=data_type)
 
 
-def _integers(array: pa.Array) -> npt.NDArray[np.int64]:
-    stored = array.cast(pa.int32()) if pt.is_date32(array.type) else array.cast(pa.int64())
-    values: npt.NDArray[np.int64]
-    values = stored.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return values
-
-
 def _decimal_bytes(value: Any) -> bytes:
     if value is None:
         return b""
-    sign, digits, _ = value.as_tuple()
-    unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
+    unscaled = _unscaled(value)
     # One more bit than the magnitude needs: the sign.
     bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length() + 1
     return unscaled.to_bytes((bits + 7) // 8, "big", signed=True)

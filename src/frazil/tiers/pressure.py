@@ -14,7 +14,8 @@ import contextlib
 import ctypes
 import os
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Pressure",
-    "PressureFacts",
     "release_unused",
     "rss_bytes",
 ]
@@ -41,27 +41,8 @@ RECOUNT_S: Final = 0.01
 RECLAIM_S: Final = 1.0
 """The allocators are asked for unused memory at most this often, because that is slow."""
 RETRY_AFTER_MS: Final = 1000
-
-
-class PressureFacts(NamedTuple):
-    """The state of back-pressure at one instant, for `stats`."""
-
-    zone: str
-    percent: float
-    used_bytes: int
-    budget_bytes: int
-    accounted_bytes: int
-    rss_bytes: int
-    rss_base_bytes: int
-    sources: dict[str, int]
-    entries: dict[str, int]
-    """How often each zone was entered after the start."""
-    delay_ms: float
-    delays: int
-    delayed_s: float
-    waiting: int
-    waits: int
-    refusals: int
+RSS_BASE_BYTES: Final = 512 << 20
+"""The process may hold this much beside the budget: interpreter, libraries, buffers of the log."""
 
 
 def rss_bytes() -> int:
@@ -120,9 +101,9 @@ class Pressure:
         self._wake = wake
         self._resident_bytes = rss()
         # The program around the engine holds what the process held before.
-        self._base_bytes = max(settings.rss_base_bytes, self._resident_bytes)
-        self._sources: tuple[tuple[str, Callable[[], int]], ...] = ()
-        self._counted_max: dict[str, int | None] = {}
+        self._base_bytes = max(RSS_BASE_BYTES, self._resident_bytes)
+        self._sources: dict[str, Callable[[], int]] = {}
+        self._counted_max: dict[str, int] = {}
         self._on_red: tuple[Callable[[], None], ...] = ()
         self.red_pending = False
         """Red was entered and its callbacks were not called yet: `refresh` is due at once."""
@@ -139,10 +120,9 @@ class Pressure:
         self._waiters: dict[object, Callable[[], None]] = {}
         self._closed = False
         self._entries = [0, 0, 0]
-        self._delays = 0
-        self._delayed_s = 0.0
-        self._waits = 0
-        self._refusals = 0
+        self._counts: dict[str, Any] = dict.fromkeys(
+            ("delays", "delayed_s", "waits", "refusals"), 0
+        )
 
     # -- measuring -------------------------------------------------------------------------------
 
@@ -155,9 +135,10 @@ class Pressure:
             share: the source counts up to this share of the budget only. For memory that no flush
                 and no eviction frees: counted in full, it could keep memory red for good.
         """
-        assert all(name != known for known, _read in self._sources), name
-        self._sources = (*self._sources, (name, read))
-        self._counted_max[name] = int(self.zones.budget_bytes * share) if share < 1 else None
+        assert name not in self._sources, name
+        if share < 1:
+            self._counted_max[name] = int(self.zones.budget_bytes * share)
+        self._sources = {**self._sources, name: read}
 
     def on_red(self, callback: Callable[[], None]) -> None:
         """Call back each time red is entered, e.g. to flush everything or to cancel queries.
@@ -192,8 +173,10 @@ class Pressure:
         if not self._measuring.acquire(blocking=False):
             return
         try:
-            sizes = {name: self._size(name, read) for name, read in self._sources}
-            accounted = sum(self._counted(name, size) for name, size in sizes.items())
+            sizes = {name: self._size(name, read) for name, read in self._sources.items()}
+            accounted = sum(
+                min(size, self._counted_max.get(name, size)) for name, size in sizes.items()
+            )
             self._uncounted_bytes = sum(sizes.values()) - accounted
             if resident:
                 self._resident_bytes = self._rss()
@@ -215,10 +198,6 @@ class Pressure:
             return self._sizes.get(name, 0)
         self._failing.discard(name)
         return size
-
-    def _counted(self, name: str, size: int) -> int:
-        limit = self._counted_max[name]
-        return size if limit is None else min(size, limit)
 
     def _call_back(self) -> None:
         """Call the callbacks of red, if it still lasts."""
@@ -304,7 +283,7 @@ class Pressure:
 
     def _outwait_red(self, timeout_s: float) -> None:
         deadline = self._clock.monotonic() + timeout_s
-        self._note_wait()
+        self._count("waits")
         while True:
             ended = threading.Event()
             if not self._enlist(ended, ended.set):
@@ -328,7 +307,7 @@ class Pressure:
     async def _outwait_red_async(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        self._note_wait()
+        self._count("waits")
         while True:
             ended = asyncio.Event()
             if not self._enlist(ended, _waker(loop, ended)):
@@ -345,9 +324,9 @@ class Pressure:
         if self._clock.monotonic() - self._counted_at >= RECOUNT_S:
             self.recount()
 
-    def _note_wait(self) -> None:
+    def _count(self, name: str, amount: float = 1) -> None:
         with self._lock:
-            self._waits += 1
+            self._counts[name] += amount
 
     def _enlist(self, ended: object, wake: Callable[[], None]) -> bool:
         """Ask to be woken at the end of red; False if it has ended."""
@@ -366,17 +345,15 @@ class Pressure:
             return 0.0
         delay_s = self.delay_s()
         if delay_s > 0:
-            with self._lock:
-                self._delays += 1
-                self._delayed_s += delay_s
+            self._count("delays")
+            self._count("delayed_s", delay_s)
         return delay_s
 
     def _refused(self) -> Overloaded:
-        with self._lock:
-            self._refusals += 1
+        self._count("refusals")
         message = "memory is nearly full, slow down"
         if self._used_bytes > self._accounted_bytes:
-            message += "; the process holds more than its tiers, see memory.rss_base_bytes"
+            message += "; the process holds more than its tiers, raise memory.budget_bytes"
         return Overloaded(
             message,
             used_bytes=self._used_bytes,
@@ -415,10 +392,14 @@ class Pressure:
         """Return the delay of a publish at the present use, if the zone is yellow."""
         return self.zones.delay_s(self._used_bytes)
 
-    def snapshot(self) -> PressureFacts:
-        """Return the state as of the last count."""
+    def snapshot(self) -> SimpleNamespace:
+        """Return the state as of the last count, for `stats`.
+
+        `entries` counts how often each zone was entered, `delays` and `waits` the publishes that
+        were delayed in yellow and waited in red.
+        """
         with self._lock:
-            return PressureFacts(
+            return SimpleNamespace(
                 zone=self.zone,
                 percent=self.percent,
                 used_bytes=self._used_bytes,
@@ -429,11 +410,8 @@ class Pressure:
                 sources=dict(self._sizes),
                 entries=dict(zip(ZONES, self._entries, strict=True)),
                 delay_ms=self.delay_s() * 1000 if self.level == YELLOW else 0.0,
-                delays=self._delays,
-                delayed_s=self._delayed_s,
                 waiting=len(self._waiters),
-                waits=self._waits,
-                refusals=self._refusals,
+                **self._counts,
             )
 
 

@@ -485,7 +485,7 @@ class Tiers:
     def stats(self) -> dict[str, Any]:
         """Return the facts of all tiers, ready for JSON."""
         return {
-            "pressure": self.pressure.snapshot()._asdict(),
+            "pressure": vars(self.pressure.snapshot()),
             "signals_fired": dict(self.fired),
             "disk": {
                 "bytes": self.disk.space.usage(),

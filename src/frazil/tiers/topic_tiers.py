@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from frazil.config import Settings
     from frazil.model import TopicSpec
     from frazil.tiers.chunk import Chunk
-    from frazil.tiers.disk.catalog import Span
     from frazil.tiers.disk.format import DiskFile
     from frazil.tiers.runtime import Tiers
     from frazil.topic import TopicRuntime
@@ -346,19 +345,12 @@ class TopicTiers:
             end, chosen = cut_set(chunks, first, target)
         # Taken after the chunks: none of them is of a newer version than these columns.
         columns = self.runtime.codec.columns
-        files = flush_set(
-            self.disk,
-            topic=self.id,
-            schema=self._file_schema(columns),
-            version=columns.version,
-            keyed=self.keyed_topic,
-            shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
-            partitioner=self.partitioner(columns.version, columns.schema),
-            first=first,
-            end=end,
-            batches=self._rows(chosen, first, end, columns),
+        files = self._write_set(
+            first,
+            end,
+            columns,
+            self._rows(chosen, first, end, columns),
             gaps=self._gaps(first, end) + self._gap_freed(first, end, chosen),
-            runs=self._sent_runs(first, end),
             throttle=self._tiers.throttle,
         )
         self.flushes += 1
@@ -367,6 +359,23 @@ class TopicTiers:
             self.keyed.on_flushed(end)
         self._tiers.note_flushed(self, end)
         return True
+
+    def _write_set(
+        self, first: int, end: int, columns: Any, rows: Iterator[pa.RecordBatch], **options: Any
+    ) -> tuple[DiskFile, ...]:
+        return flush_set(
+            self.disk,
+            topic=self.id,
+            schema=self._file_schema(columns),
+            version=columns.version,
+            shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
+            partitioner=self.partitioner(columns.version, columns.schema),
+            first=first,
+            end=end,
+            batches=rows,
+            runs=self._sent_runs(first, end),
+            **options,
+        )
 
     def _sent_runs(self, first: int, end: int) -> list[SentRun]:
         """Return the producers' runs of `[first, end)` in the log, for topics that are uploaded."""
@@ -523,31 +532,18 @@ class TopicTiers:
         with self._moving:
             for _ in range(REBUILDS_MAX):
                 columns = self.runtime.codec.columns
+                rows = self._logged_rows(span.first, span.end, columns)
+                gaps = self._gaps(span.first, span.end)
                 try:
-                    self._write_again(span, columns)
+                    self._write_set(
+                        span.first, span.end, columns, rows, gaps=gaps, replaces=span.files
+                    )
                 except Conflict:
                     if columns.version == self.state.codec.version:
                         raise
                 else:
                     return True
         return False
-
-    def _write_again(self, span: Span, columns: Any) -> None:
-        flush_set(
-            self.disk,
-            topic=self.id,
-            schema=self._file_schema(columns),
-            version=columns.version,
-            keyed=self.keyed_topic,
-            shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
-            partitioner=self.partitioner(columns.version, columns.schema),
-            first=span.first,
-            end=span.end,
-            batches=self._logged_rows(span.first, span.end, columns),
-            gaps=self._gaps(span.first, span.end),
-            runs=self._sent_runs(span.first, span.end),
-            replaces=span.files,
-        )
 
     def _logged_rows(self, first: int, end: int, columns: Any) -> Iterator[pa.RecordBatch]:
         offset = first

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from frazil.schema import IngestLimits
 
 __all__ = [
+    "ROWS_ARROW_MIN",
     "ArrowCodec",
     "Columns",
     "KeyedColumns",
@@ -61,6 +62,8 @@ __all__ = [
 ]
 
 PackedRow = tuple[Row, bytes]
+ROWS_ARROW_MIN: Final = 32
+"""A group of at least so many rows of a topic becomes an Arrow frame."""
 _OPS: Final = frozenset(OP_NAMES)
 
 
@@ -361,7 +364,7 @@ class TableCodec:
         schemas: dict[int, bytes],
         *,
         limits: IngestLimits,
-        rows_arrow_min: int,
+        rows_arrow_min: int = ROWS_ARROW_MIN,
         options: pa.ipc.IpcWriteOptions,
         primary_key: Sequence[int] = (),
     ) -> None:

@@ -144,7 +144,7 @@ def open_stores(
     if settings.metadata.backend == "memory":
         store: MetadataStore = MemoryStore(clock=clock)
         return Stores.counting(store, store, [])
-    store, warnings = _open_file(settings, paths, file_system, clock)
+    store, warnings = _open_file(paths, file_system, clock)
     if settings.metadata.backend == "sqlite":
         return Stores.counting(store, store, warnings)
     try:
@@ -196,24 +196,21 @@ def _recognise(local: MetadataStore, shared: MetadataStore, store_id: str) -> li
 
 
 def _open_file(
-    settings: Settings, paths: DataDirectory, file_system: FileSystem, clock: Clock
+    paths: DataDirectory, file_system: FileSystem, clock: Clock
 ) -> tuple[MetadataStore, list[str]]:
-    check = settings.metadata.quick_check
     try:
-        return _open_sqlite(paths, file_system, clock, check=check), []
+        return _open_sqlite(paths, file_system, clock), []
     except CorruptionError as error:
         target = f"{paths.quarantine}/meta.db.{clock.now_us()}"
         file_system.make_directory(paths.quarantine)
         file_system.sync_directory(paths.root)
         move_aside(paths.metadata, target, file_system=file_system)
         warning = f"metadata was damaged and is rebuilt from the log; kept as {target}: {error}"
-        return _open_sqlite(paths, file_system, clock, check=check), [warning]
+        return _open_sqlite(paths, file_system, clock), [warning]
 
 
-def _open_sqlite(
-    paths: DataDirectory, file_system: FileSystem, clock: Clock, *, check: bool
-) -> MetadataStore:
-    return SqliteStore.open(paths.metadata, file_system=file_system, clock=clock, quick_check=check)
+def _open_sqlite(paths: DataDirectory, file_system: FileSystem, clock: Clock) -> MetadataStore:
+    return SqliteStore.open(paths.metadata, file_system=file_system, clock=clock)
 
 
 def known_topics(

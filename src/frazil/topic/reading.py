@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import OffsetRange
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from frazil.log import Batch, Piece
     from frazil.topic.runtime import TopicRuntime
 
+READ_BYTES: Final = 4 << 20
+"""A read returns pieces of about this size unless told otherwise."""
 Start = int | str | dt.datetime
 """An offset, `"earliest"`, `"latest"`, or a time."""
 
@@ -89,14 +91,14 @@ class Reader:
         *,
         start: Start,
         follow: bool,
-        limit: int | None,
-        bytes_max: int | None,
-        timeout_s: float | None,
+        limit: int | None = None,
+        bytes_max: int | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         self._runtime = runtime
         self._follow = follow
         self._left = _checked_limit(limit)
-        self._bytes_max = _checked_bytes(bytes_max, runtime.settings.log.read_bytes)
+        self._bytes_max = _checked_bytes(bytes_max, READ_BYTES)
         self._timeout_s = _checked_timeout(timeout_s)
         late = self._looks_up_later and isinstance(start, dt.datetime)
         self._time = start if late else None

@@ -33,7 +33,7 @@ from frazil.schema import (
 )
 from frazil.topic.acks import check_level
 from frazil.topic.changing import TopicChanges
-from frazil.topic.frames import MessageTopicCodec, TableCodec
+from frazil.topic.frames import ROWS_ARROW_MIN, MessageTopicCodec, TableCodec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -183,14 +183,15 @@ class TopicRuntime:
         self.routing: tuple[int, int] | None = None
         """For a part of a keyed topic: its number and how many parts there are."""
         self.codec: Any
-        minimum = settings.log.rows_arrow_min
         if state.spec.kind == "message":
-            self.codec = MessageTopicCodec(limits=limits, rows_arrow_min=minimum, options=options)
+            self.codec = MessageTopicCodec(
+                limits=limits, rows_arrow_min=ROWS_ARROW_MIN, options=options
+            )
         else:
             self.codec = TableCodec(
                 state.schemas,
                 limits=limits,
-                rows_arrow_min=minimum,
+                rows_arrow_min=ROWS_ARROW_MIN,
                 options=options,
                 primary_key=state.spec.primary_key,
             )

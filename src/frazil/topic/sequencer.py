@@ -11,7 +11,7 @@ all that the producer sent before is settled, so that a repeat is recognised and
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from frazil.model import OP_DELETE
 from frazil.topic.admission import when_room

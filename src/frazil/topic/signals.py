@@ -33,6 +33,14 @@ __all__ = [
 
 FLUSH_USAGE_RATIO: Final = 0.8
 """Every topic is flushed above this use of the budget, where the red zone begins."""
+FLUSH_CHANGES: Final = 10_000
+"""A keyed topic is flushed above so many changes to flush."""
+COMMIT_SMALL_FILES: Final = 10
+"""A commit is due above so many small files."""
+COMMIT_DELETES: Final = 10_000
+"""A commit is due above so many deletes in staged files."""
+COMMIT_BYTES: Final = 10**9
+"""A commit is due above so many staged bytes."""
 _INTERVAL: Final = "flush_interval"
 """The limit that is a setting of the lake's writer."""
 
@@ -65,7 +73,6 @@ class MemoryLimits(NamedTuple):
     flush_partition_bytes: int
     flush_age_s: float
     flush_offsets: int
-    flush_changes: int
 
     @classmethod
     def of(cls, settings: MemorySettings, own: Mapping[str, float] | None = None) -> Self:
@@ -90,9 +97,6 @@ class DiskLimits(NamedTuple):
 
     commit_partition_bytes: int
     flush_interval: float
-    commit_small_files: int
-    commit_deletes: int
-    commit_bytes: int
 
     @classmethod
     def of(
@@ -117,7 +121,7 @@ def memory_signals(facts: MemoryFacts, limits: MemoryLimits) -> tuple[Fired, ...
         *_reached("partition", size, limits.flush_partition_bytes),
         *_above("age", facts.age_s, limits.flush_age_s),
         *_above("offsets", facts.offsets_unflushed, limits.flush_offsets),
-        *_above("changes", facts.changes_unflushed, limits.flush_changes),
+        *_above("changes", facts.changes_unflushed, FLUSH_CHANGES),
     )
 
 
@@ -129,9 +133,9 @@ def disk_signals(facts: DiskFacts, limits: DiskLimits) -> tuple[Fired, ...]:
     return (
         *_reached("partition", size, limits.commit_partition_bytes),
         *_above("age", facts.since_commit_s, limits.flush_interval),
-        *_above("small_files", facts.small_files, limits.commit_small_files),
-        *_above("deletes", facts.deletes_pending, limits.commit_deletes),
-        *_above("bytes", facts.staged_bytes, limits.commit_bytes),
+        *_above("small_files", facts.small_files, COMMIT_SMALL_FILES),
+        *_above("deletes", facts.deletes_pending, COMMIT_DELETES),
+        *_above("bytes", facts.staged_bytes, COMMIT_BYTES),
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from frazil.errors import InvalidRequest, Overloaded
 from frazil.log import STATE_FIRST_FREE, Control, Pending
 from frazil.log import format as fmt
-from frazil.model import full_topic_name
+from frazil.model import NAMESPACES_AT_BOOT, full_topic_name
 
 if TYPE_CHECKING:
     from frazil.log.codec import Waiter
@@ -152,7 +152,7 @@ def has_namespace_for(engine: Instance, topic: str) -> bool:
         InvalidRequest: if no topic can have this name.
     """
     namespace = full_topic_name(topic).split("/", 2)[1]
-    if namespace in engine.settings.serve.namespaces_at_boot:
+    if namespace in NAMESPACES_AT_BOOT:
         return True
     values = engine.log.journal.state.values
     if (int(StateTag.NAMESPACE), namespace) in values:

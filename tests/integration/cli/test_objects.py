@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import frazil
 from frazil.cli.app import app
 from frazil.objects import KeyParts, object_key
+from tests.support.log_limits import set_log_limits
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +76,7 @@ def test_objects_are_listed_by_topic_and_one_by_one(place):
 
 def test_collecting_changes_nothing_without_yes(place):
     """A stray is told, condemned only with --yes, and deleted by the run after that."""
-    stray = object_key(KeyParts(place.broker, 1, "abc", 0, 9, 1, "00000000"))
+    stray = object_key(KeyParts(place.broker, 1, "abc", 0, 1, "00000000"))
     path = place.store / stray
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"left behind")
@@ -102,11 +103,11 @@ def test_collecting_changes_nothing_without_yes(place):
 def test_reading_from_earliest_takes_what_only_objects_have(tmp_path):
     """`frazil read --from earliest` gives every record, once, in order, the local ones last."""
     place = Place(tmp_path)
+    set_log_limits(retention_check_s=0.05)
     small = {
         "log.segment_bytes_max": "2MiB",
         "log.write_bytes_max": "256KiB",
         "log.retention_age_s": 0,
-        "log.retention_check_s": 0.05,
         "log.ballast_bytes": 0,
         "topics.message_bytes_max": "128KiB",
         "disk.log_keep_s": 0,

@@ -279,7 +279,6 @@ def test_reading_starts_where_it_is_told(table):
     assert ids(table, "t", "--from", "-5m") == [0, 1, 2, 3, 4]
     assert ids(table, "t", "--from", "2000-01-01T00:00:00Z", "--limit", 1) == [0]
     assert ids(table, "t", "--from", "2999-01-01") == []
-    assert ids(table, "t", "--follow", "--limit", 5) == [0, 1, 2, 3, 4]
     assert "--from takes" in table("read", "t", "--from", "noon", code=2).stderr
 
 
@@ -328,13 +327,12 @@ def test_a_bad_row_of_a_keyed_topic_with_parts_is_named_alone(call, bad):
 
 
 def test_a_partitioned_topic_is_read_whole(call):
-    """All parts are read, each record with the number of its part, followed or not."""
+    """All parts are read, each record with the number of its part."""
     call("topic", "create", "p", "--partitions", 3)
     assert published(call, "p", given="\n".join("abcdefghi"))["accepted"] == 9
-    for options in ((), ("--follow", "--limit", "9")):
-        rows = lines_of(call("read", "p", *options))
-        assert sorted(row["payload"] for row in rows) == list("abcdefghi")
-        assert {row["_part"] for row in rows} == {0, 1, 2}
+    rows = lines_of(call("read", "p"))
+    assert sorted(row["payload"] for row in rows) == list("abcdefghi")
+    assert {row["_part"] for row in rows} == {0, 1, 2}
     refused = call("publish", "p", "--producer", "x", given="a\n", code=2)
     assert "one part" in refused.stderr
 

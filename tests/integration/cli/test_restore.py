@@ -109,7 +109,7 @@ def test_objects_of_a_running_broker_are_listed_and_collected(world, broker):
     keys = [path.relative_to(world.path / "store") for path in world.path.glob("store/**/*.frz")]
     (found,) = json.loads(world.run("-d", world.data, "-o", "json", "objects", "ls", "events"))
     assert [found["key"]] == [str(key) for key in keys]
-    stray = object_key(KeyParts(bytes.fromhex(made["key"][:32]), 1, "abc", 0, 9, 1, "00000000"))
+    stray = object_key(KeyParts(bytes.fromhex(made["key"][:32]), 1, "abc", 0, 1, "00000000"))
     path = world.path / "store" / stray
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"left behind")

@@ -157,7 +157,7 @@ def test_rows_are_looked_up_by_key(data):
 
 
 def test_top_watches_an_engine_of_another_process(tmp_path):
-    """`top --once --json` shows a running engine from its file; rates are of two samples."""
+    """`top --once -o json` shows a running engine from its file; rates are of two samples."""
     with frazil.open(tmp_path) as db:
         topic = db.create_topic("t")
         topic.append_many([b"x"] * 100)
@@ -165,7 +165,7 @@ def test_top_watches_an_engine_of_another_process(tmp_path):
         deadline = time.monotonic() + 20
         while not (tmp_path / "run" / "stats.json").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        found = json.loads(run(tmp_path, "top", "--once", "--json")[0])
+        found = json.loads(run(tmp_path, "top", "--once", "-o", "json")[0])
         assert found["pid"] == os.getpid()
         assert found["rates"]["records"] is not None
         tiers = found["stats"]["tiers"]
@@ -240,7 +240,7 @@ def test_the_shell_completes_describes_and_survives_ctrl_c(data, tmp_path):
         os.write(shell.side, b"\\d use\t")
         shell.until("rs")
         shell.send("")
-        shell.until("nullable", "_offset", "name")
+        shell.until("column_type", "_offset", "name")
         shell.send("select count(*)\rfrom users;")
         shell.until("99", "1 row, ", " ms")
         shell.send(f"{SLOW};")

@@ -12,7 +12,7 @@ import pytest
 import frazil
 from frazil import FailurePolicy
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
-from frazil.subscribe import Poison
+from frazil.subscribe import Poison, cursors
 from tests.integration.delivery.delivering import Collector, run
 from tests.integration.delivery.delivering import until as until_on_loop
 from tests.integration.engine.opening import open_small
@@ -449,9 +449,10 @@ def test_what_cannot_be_asked_for_is_refused_with_the_reason(db):
     assert topic.subscriptions() == []
 
 
-def test_a_topic_has_a_bounded_number_of_subscriptions(tmp_path):
-    """Beyond `serve.subscriptions_max` a new one is refused, those that exist go on."""
-    with frazil.open(tmp_path, **{"serve.subscriptions_max": 2}) as db:
+def test_a_topic_has_a_bounded_number_of_subscriptions(tmp_path, monkeypatch):
+    """Beyond the limit a new one is refused, those that exist go on."""
+    monkeypatch.setattr(cursors, "SUBSCRIPTIONS_MAX", 2)
+    with frazil.open(tmp_path) as db:
         topic = db.create_topic("t", lake=False)
         for name in ("a", "b"):
             topic.subscribe(name).close()

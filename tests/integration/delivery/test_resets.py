@@ -155,7 +155,6 @@ def test_a_reset_that_ends_while_the_broker_stops_delivers_nothing(tmp_path, mon
         await quiet()
         assert consumer.got == [*range(5)]
         other._under_way -= 1
-        other._end_rest()
         await end
         assert isinstance(consumer.end, Closed)
 
@@ -188,7 +187,6 @@ def test_a_change_that_would_begin_while_the_broker_stops_is_refused(tmp_path, h
         end = asyncio.ensure_future(deliveries.close())
         await quiet()
         found._under_way -= 1
-        found._end_rest()
         with pytest.raises(Closed):
             await change
         await end

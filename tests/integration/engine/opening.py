@@ -7,12 +7,13 @@ from frazil.config import ProducerSettings, Settings, TopicSettings
 from frazil.config.sections import DiskSettings, LogSettings, MemorySettings
 from frazil.engine import Engine
 from frazil.fs import RealFileSystem
+from frazil.log import Pending
+from tests.support.log_limits import DEFAULTS, set_log_limits
 from tests.support.tier_limits import set_tier_limits
 
 LOG = {
     "segment_bytes_max": 256 << 10,
     "write_bytes_max": 64 << 10,
-    "prefill_bytes": 4096,
     "ballast_bytes": 0,
     "free_bytes_min": 0,
     "free_ratio_min": 0.0,
@@ -22,9 +23,11 @@ LOG_ALONE = {"enabled": False}
 
 
 def small_settings(path, *, topics=None, producers=None, memory=None, disk=None, tiers=None, **log):
-    """Return settings for a directory; `tiers` are constants of the tiers, `log` changes `LOG`."""
+    """Return settings for a directory; `tiers` are constants of the tiers, `log` changes `LOG` and constants."""
     if tiers:
         set_tier_limits(**tiers)
+    limits = {name: log.pop(name) for name in list(log) if name in DEFAULTS}
+    set_log_limits(**{"prefill_bytes": 4096, **limits})
     return Settings(data_dir=str(path)).model_copy(
         update={
             "log": LogSettings(**{**LOG, **log}),
@@ -64,3 +67,10 @@ def rotate(engine):
     """Start a new segment and seal the old one, as size or age would."""
     engine.log.queue.call(engine.log.journal.rotate)
     engine.upkeep.seal()
+
+
+def apply(db, changes, waiter=None):
+    """Write changes of the subscriptions of topic `t` as deliveries do; return their waiter."""
+    waiter = waiter or Pending()
+    db.cursors.submit(db.topic_runtime("t"), changes, waiter)
+    return waiter

@@ -11,7 +11,6 @@ from frazil.fs import RealFileSystem
 from frazil.objects import backup_keys, brokers_in, open_store, restore
 
 SMALL = {
-    "log.prefill_bytes": 4096,
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
     "log.free_ratio_min": 0.0,

@@ -78,7 +78,7 @@ def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
             assert topic.describe()["oldest_kept_by"] == kept
     words = ["--data", str(tmp_path), "doctor", "--output", "json"]
     report = json.loads(CliRunner().invoke(app, words).stdout)
-    assert report["journals"][0]["oldest_kept_by"] == kept
+    assert report["journal"]["oldest_kept_by"] == kept
     assert any("hold a of /default/small" in each["what"] for each in report["findings"])
     alone = CliRunner(env={"FRAZIL_MEMORY__ENABLED": "false"})
     table = alone.invoke(app, ["--data", str(tmp_path), "topic", "describe", "large"])

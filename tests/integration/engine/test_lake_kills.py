@@ -20,6 +20,7 @@ from tests.integration.engine.test_lake_topics import (
     status_of,
     wait_for,
 )
+from tests.support.log_limits import set_log_limits
 
 pytestmark = pytest.mark.integration
 
@@ -77,8 +78,8 @@ def test_a_lake_can_be_left_while_it_commits(tmp_path):
 
 def test_records_that_expired_at_a_quota_are_passed(tmp_path):
     """A topic that may lose its oldest records goes on in the table behind the declared gap."""
-    settings = {"lake.catalog.port": 0, "log.retention_check_s": 0.05}
-    with opened(tmp_path, **settings) as (db, _stand_in):
+    set_log_limits(retention_check_s=0.05)
+    with opened(tmp_path, **{"lake.catalog.port": 0}) as (db, _stand_in):
         topic = db.create_topic(
             "full", COLUMNS, lake=True, on_full="expire", retention_bytes="100kB"
         )

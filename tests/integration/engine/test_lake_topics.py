@@ -506,11 +506,12 @@ def test_a_warehouse_that_takes_no_files_is_named_and_the_records_wait(tmp_path)
         assert ids_of(db, "waiting") == [1, 2]
 
 
-def test_writers_with_little_memory_get_less_to_write_at_once(tmp_path):
+def test_writers_with_little_memory_get_less_to_write_at_once(tmp_path, monkeypatch):
     """Sets that fit into one commit otherwise become several; every row comes once."""
     sizes = []
-    for name, memory in (("wide", "256MiB"), ("narrow", "1MiB")):
-        with opened(tmp_path / name, **{"lake.writer.max_memory_bytes": memory}) as (db, stand_in):
+    for name, memory in (("wide", 256 << 20), ("narrow", 1 << 20)):
+        monkeypatch.setattr("frazil.lake.plan.PLAN_BYTES_MAX", memory)
+        with opened(tmp_path / name) as (db, stand_in):
             topic = db.create_topic("thrifty", COLUMNS, lake=True)
             db.lake.pause()
             for number in range(3):

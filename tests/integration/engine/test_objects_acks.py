@@ -151,7 +151,7 @@ def test_a_trouble_is_told_once_however_often_it_is_met(tmp_path, caplog, begun)
         place.write_bytes(b"no directory")
         if begun:
             topic.append(b"behind")
-            wait_until(lambda: db.objects.catalog.intent(topic.runtime.state.id) is not None)
+            wait_until(lambda: db.objects.catalog.topic(topic.runtime.state.id).state.intent)
         topic.send(b"late", ack="uploaded")
         wait_until(lambda: db.objects.status()["topics"]["/default/away"]["failures"] >= 3)
     told = [each for each in caplog.records if each.getMessage() == "upload_failed"]

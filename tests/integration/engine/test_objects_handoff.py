@@ -11,6 +11,7 @@ import pytest
 import frazil
 from frazil.errors import Unavailable
 from tests.servers.seaweed import SeaweedServer
+from tests.support.log_limits import set_log_limits
 
 pytestmark = pytest.mark.integration
 
@@ -24,8 +25,6 @@ SMALL = {
     "log.write_bytes_max": "256KiB",
     "log.ballast_bytes": 0,
     "log.retention_age_s": 0,
-    "log.retention_check_s": 0.05,
-    "log.read_bytes": "64KiB",
     "topics.message_bytes_max": "128KiB",
     "disk.log_keep_s": 0,
     "disk.bytes_max": "1MiB",
@@ -101,6 +100,7 @@ def finish(readers):
 def hand_over(path, settings, *, disturb=None):
     """Write, upload and give up while readers come from everywhere; return frames of objects."""
     chance = random.Random(7)
+    set_log_limits(retention_check_s=0.05, read_bytes=64 << 10)
     with frazil.open(path, **SMALL, **settings) as db:
         topic = db.create_topic(TOPIC)
         readers = []

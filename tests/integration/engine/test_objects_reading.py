@@ -13,6 +13,7 @@ import frazil
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.objects import Fetcher
 from tests.servers.seaweed import SeaweedServer
+from tests.support.log_limits import set_log_limits
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +27,6 @@ SMALL = {
     "log.write_bytes_max": "256KiB",
     "log.ballast_bytes": 0,
     "log.retention_age_s": 0,
-    "log.retention_check_s": 0.05,
     "topics.message_bytes_max": "128KiB",
     "memory.enabled": False,
     "objects.store": "fs",
@@ -37,6 +37,7 @@ SMALL = {
 
 @pytest.fixture
 def place(tmp_path):
+    set_log_limits(retention_check_s=0.05)
     return {**SMALL, "objects.root": str(tmp_path / "objects")}
 
 

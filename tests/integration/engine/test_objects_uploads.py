@@ -153,11 +153,11 @@ def test_a_failed_upload_is_counted_once(tmp_path):
 
         def is_counted():
             """Look between two tries: all of the tries so far are counted then."""
-            trouble = db.objects.uploader.trouble(known.id)
-            if trouble is None or trouble.count < 2 or known.busy:
+            trouble = db.objects.uploader.troubles.get(known.id)
+            if trouble is None or trouble.count < 2 or known.uploading.locked():
                 return False
             counts[:] = trouble.count, known.failures, db.objects.failures
-            return db.objects.uploader.trouble(known.id) is trouble
+            return db.objects.uploader.troubles.get(known.id) is trouble
 
         wait_until(is_counted)
         assert counts == [counts[0]] * 3

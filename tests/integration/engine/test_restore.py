@@ -371,7 +371,7 @@ def test_a_broker_notices_another_that_was_restored_from_its_store(scene, tmp_pa
         publish(scene.engine.topic("events"), range(3, 6))
         with pytest.raises(Conflict, match="another broker with these objects"):
             scene.engine.objects.backup()
-        scene.engine.objects._guard("backup", scene.engine.objects.backups.now)
+        scene.engine.objects._task.run("backup", scene.engine.objects.backups.now)
         assert scene.engine.stats()["health"] == "degraded"
     scene.close()
     publish(scene.open().topic("events"), range(6, 9))

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.engine.opening import rows_of
 from tests.integration.engine.restore_scene import Scene
+from tests.support.log_limits import set_log_limits
 
 SEEDS = int(os.environ.get("FRAZIL_TEST_RESTORE_SEEDS", "6"))
 NAMES = ("a", "b", "c")
@@ -115,11 +116,8 @@ class Lives:
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_no_life_loses_what_was_uploaded_or_gives_an_offset_twice(tmp_path, seed):
     """Whatever happens in whatever order: uploaded records and rows are served, none is invented."""
-    settings = {
-        "log.retention_check_s": 0.05,
-        "log.retention_age_s": 0,
-    }
-    with contextlib.closing(Scene(tmp_path, **settings)) as scene:
+    set_log_limits(prefill_bytes=4096, retention_check_s=0.05)
+    with contextlib.closing(Scene(tmp_path, **{"log.retention_age_s": 0})) as scene:
         lives = Lives(scene, seed)
         steps = [lives.publish] * 8 + [lives.change_rows] * 4
         steps += [lives.back_up, lives.restart, lives.lose, lives.lose]

@@ -32,7 +32,6 @@ def test_a_journal_of_several_segments_is_written(tmp_path):
     sizes = {
         "log.segment_bytes_max": "12MiB",
         "topics.message_bytes_max": "10MiB",
-        "serve.request_bytes_max": "16MiB",
         "log.write_bytes_max": "11MiB",
     }
     with contextlib.closing(Scene(tmp_path, **sizes)) as scene:

@@ -13,6 +13,7 @@ from frazil.config import load_settings
 from frazil.engine import Engine
 from frazil.errors import Overloaded
 from frazil.fs import RealFileSystem
+from tests.support.log_limits import set_log_limits
 
 ROW = {"k": "int64", "a": "int64", "b": "int64"}
 
@@ -97,11 +98,9 @@ def gate():
 
 @pytest.fixture
 def db(tmp_path, gate):
+    set_log_limits(queue_records_max=4, queue_wait_s=0.2, marker_delay_s=60.0)
     overrides = {
         "data_dir": str(tmp_path / "d"),
-        "log.queue_records_max": 4,
-        "log.queue_wait_s": 0.2,
-        "log.marker_delay_s": 60,
     }
     engine = Engine(load_settings(overrides=overrides), file_system=gate, clock=SystemClock())
     yield engine

@@ -18,11 +18,9 @@ from frazil.log import (
     STATE_HOLD,
     Control,
     CursorState,
-    Dropped,
     acked,
     attempted,
     deliver,
-    placed,
 )
 from frazil.log import format as fmt
 from frazil.model import Ack
@@ -30,6 +28,7 @@ from frazil.subscribe import HOLD_PREFIX
 from frazil.topic import BYTES_MAX, VALUE_BYTES_MAX, StateTag, known_cursors
 from tests.integration.engine.opening import (
     LOG_ALONE,
+    apply,
     open_small,
     payloads_of,
     rotate,
@@ -78,8 +77,8 @@ def test_what_was_acked_is_there_after_a_restart(tmp_path):
     with with_topic(tmp_path) as db:
         for name in ("s", "back", "gone"):
             db.cursors.create("t", name, 2)
-        ack = db.cursors.apply(
-            "t", [acked("s", (2, 3), (5, 7)), attempted("s", (4, 3)), acked("back", (2, 9))]
+        ack = apply(
+            db, [acked("s", (2, 3), (5, 7)), attempted("s", (4, 3)), acked("back", (2, 9))]
         ).result()
         assert isinstance(ack, Ack)
         db.cursors.reset("t", "back", CursorState(1, [(3, 4)]))
@@ -89,7 +88,7 @@ def test_what_was_acked_is_there_after_a_restart(tmp_path):
     with open_quiet(tmp_path) as db:
         assert db.cursors.load("t") == expected
         assert db.cursors.names("t") == ["back", "s"]
-        db.cursors.apply("t", [acked("s", (3, 5))]).result()
+        apply(db, [acked("s", (3, 5))]).result()
         assert db.cursors.load("t")["s"] == CursorState(7)
 
 
@@ -119,14 +118,7 @@ def test_wrong_calls_are_refused_and_change_nothing(tmp_path):
             (lambda: cursors.reset("t", "x", 0), NotFound),
             (lambda: cursors.reset("t", "s", 11), InvalidRequest),
             (lambda: cursors.drop("t", "x"), NotFound),
-            (lambda: cursors.apply("t", []), InvalidRequest),
-            (lambda: cursors.apply("t", [acked("x", (3, 4))]), NotFound),
-            (lambda: cursors.apply("t", [acked("s", (3, 11))]), InvalidRequest),
-            (lambda: cursors.apply("t", [acked("s", (4, 4))]), InvalidRequest),
-            (lambda: cursors.apply("t", [attempted("s", (10, 2))]), InvalidRequest),
-            (lambda: cursors.apply("t", [attempted("s", (4, 1))]), InvalidRequest),
-            (lambda: cursors.apply("t", [placed("s", CursorState(0))]), InvalidRequest),
-            (lambda: cursors.apply("t", [acked("s", (3, 4)), Dropped("s")]), InvalidRequest),
+            (lambda: apply(db, [acked("x", (3, 4))]), NotFound),
             (lambda: db.topic("t").hold(f"{HOLD_PREFIX}x", 0), InvalidRequest),
             (lambda: db.topic("t").advance(HOLD, 5), InvalidRequest),
             (lambda: db.topic("t").drop(HOLD), InvalidRequest),
@@ -136,7 +128,7 @@ def test_wrong_calls_are_refused_and_change_nothing(tmp_path):
         assert cursors.load("t") == {"s": CursorState(3)}
         assert holds(db) == {HOLD: 3}
     with pytest.raises(Closed):
-        db.cursors.apply("t", [acked("s", (3, 4))])
+        apply(db, [acked("s", (3, 4))])
 
 
 def test_any_name_is_stored(tmp_path):
@@ -164,7 +156,7 @@ def test_a_subscription_holds_its_records_and_the_hold_follows(tmp_path):
         rotate(db)
         db.upkeep.free()
         assert start_of(db) == 0
-        db.cursors.apply("t", [acked("s", (0, 2), (3, 4))]).result()
+        apply(db, [acked("s", (0, 2), (3, 4))]).result()
         assert holds(db) == {HOLD: 0}
         db.cursors.follow()
         assert holds(db) == {HOLD: 2}
@@ -172,7 +164,7 @@ def test_a_subscription_holds_its_records_and_the_hold_follows(tmp_path):
         assert payloads_of(topic) == [b"2", b"3", b"4"]
         with pytest.raises(InvalidRequest, match="within the topic's records"):
             db.cursors.reset("t", "s", 1)
-        db.cursors.apply("t", [acked("s", (2, 3))]).result()
+        apply(db, [acked("s", (2, 3))]).result()
         db.cursors.follow()
         db.cursors.reset("t", "s", 2)
         assert holds(db) == {HOLD: 2}
@@ -207,7 +199,7 @@ def test_upkeep_lets_the_hold_follow_by_itself(tmp_path):
     """Nobody has to ask for it: a round of upkeep moves the holds before it frees."""
     with with_topic(tmp_path, opened=open_small, retention_check_s=0.01) as db:
         db.cursors.create("t", "s", 0)
-        db.cursors.apply("t", [acked("s", (0, 7))]).result()
+        apply(db, [acked("s", (0, 7))]).result()
         db.upkeep.task.make_all_due()
         waited = threading.Event()
         for _ in range(500):
@@ -222,12 +214,12 @@ def test_cursors_survive_the_segments_and_the_metadata(tmp_path):
     """Rotation, freeing of every older segment and lost metadata take nothing of them away."""
     with with_topic(tmp_path, **NOTHING_KEPT) as db:
         db.cursors.create("t", "s", 0)
-        db.cursors.apply("t", [acked("s", (0, 8), (9, 10)), attempted("s", (8, 4))]).result()
+        apply(db, [acked("s", (0, 8), (9, 10)), attempted("s", (8, 4))]).result()
         db.states.put(StateTag.POLICY, "p", b"kept")
         db.cursors.follow()
         rotate(db)
         db.topic("t").append(b"10")
-        db.cursors.apply("t", [acked("s", (8, 9))]).result()
+        apply(db, [acked("s", (8, 9))]).result()
         db.cursors.follow()
         db.upkeep.free()
         assert len(db.log.journal.segments) == 1
@@ -243,7 +235,7 @@ def test_older_metadata_overrides_nothing(tmp_path):
     """A copy of the metadata from before, with cursors behind and ahead, changes no cursor."""
     with with_topic(tmp_path) as db:
         db.cursors.create("t", "s", 0)
-        db.cursors.apply("t", [acked("s", (0, 9))]).result()
+        apply(db, [acked("s", (0, 9))]).result()
     old = {path: path.read_bytes() for path in tmp_path.glob("meta.db*")}
     with open_quiet(tmp_path) as db:
         db.cursors.reset("t", "s", 4)
@@ -261,7 +253,7 @@ def test_a_lost_journal_leaves_the_copy(tmp_path):
     """When every segment is gone, the metadata's cursor is better than none."""
     with with_topic(tmp_path, memory=LOG_ALONE) as db:
         db.cursors.create("t", "s", 0)
-        db.cursors.apply("t", [acked("s", (0, 4), (6, 7))]).result()
+        apply(db, [acked("s", (0, 4), (6, 7))]).result()
     for path in (tmp_path / "journal").glob("*.seg"):
         path.unlink()
     with open_quiet(tmp_path, memory=LOG_ALONE) as db:
@@ -279,7 +271,7 @@ def test_the_copy_in_the_metadata_lags_and_is_removed_with_its_subscription(tmp_
         store, topic_id = db._indexer._store, db.topic_runtime("t").state.id
         db.cursors.create("t", "s", 0)
         db.cursors.follow()
-        db.cursors.apply("t", [acked("s", (0, 5))]).result()
+        apply(db, [acked("s", (0, 5))]).result()
         assert known_cursors(store)[topic_id] == {"s": CursorState(0)}
         db.cursors.follow()
         assert known_cursors(store)[topic_id] == {"s": CursorState(5)}
@@ -314,13 +306,13 @@ def test_many_threads_and_a_loop_ack_at_once(tmp_path):
 
         def work(first):
             for offset in range(first, 400, 4):
-                db.cursors.apply("t", [acked("s", (offset, offset + 1))]).result()
+                apply(db, [acked("s", (offset, offset + 1))]).result()
 
         async def loop_work():
             loop = asyncio.get_running_loop()
             return await asyncio.gather(
                 *[
-                    db.cursors.apply("t", [acked("s", (offset, offset + 10))], loop.create_future())
+                    apply(db, [acked("s", (offset, offset + 10))], loop.create_future())
                     for offset in range(400, 1200, 10)
                 ]
             )
@@ -341,12 +333,12 @@ def test_the_bound_of_ranges_is_told(tmp_path):
     with with_topic(tmp_path, records=3 * RANGES_MAX) as db:
         db.cursors.create("t", "s", 0)
         every_other = [(2 * n, 2 * n + 1) for n in range(1, RANGES_MAX + 1)]
-        db.cursors.apply("t", [acked("s", *every_other)]).result()
+        apply(db, [acked("s", *every_other)]).result()
         far = 3 * RANGES_MAX - 1
         with pytest.raises(Overloaded, match="too many acked ranges"):
-            db.cursors.apply("t", [acked("s", (far, far + 1))]).result()
-        db.cursors.apply("t", [acked("s", (0, 2))]).result()
-        db.cursors.apply("t", [acked("s", (far, far + 1))]).result()
+            apply(db, [acked("s", (far, far + 1))]).result()
+        apply(db, [acked("s", (0, 2))]).result()
+        apply(db, [acked("s", (far, far + 1))]).result()
         assert db.cursors.load("t")["s"].range_count == RANGES_MAX
 
 
@@ -364,12 +356,12 @@ def test_acks_go_on_while_publishing_is_stopped_until_nothing_is_left(tmp_path):
     acks = 0
     with pytest.raises(Unavailable, match="no room for the progress"):
         for acks in range(3000):
-            db.cursors.apply("t", [attempted("s", (5, acks + 2))]).result()
+            apply(db, [attempted("s", (5, acks + 2))]).result()
     assert disk.stat("/data/ballast") is None
     assert acks > 100
     assert db.cursors.load("t")["s"].attempts == {5: acks + 1}
     disk.capacity_bytes += 10 << 20
-    db.cursors.apply("t", [acked("s", (0, 5))]).result()
+    apply(db, [acked("s", (0, 5))]).result()
     db.close()
     with open_quiet("/data", file_system=disk, clock=SimulatedClock(), **settings) as db:
         assert db.cursors.load("t")["s"] == CursorState(5, attempts=[(5, acks + 1)])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
+from frazil.topic import signals
 from tests.integration.engine.opening import open_small
 
 BUDGET = 32 << 20
-RSS_BASE = 64 << 30
+TIERS = {"rss_base_bytes": 64 << 30}
 """Other tests of the same process take memory, too: only what is counted is to count."""
 
 
@@ -20,11 +21,12 @@ def wait_until(condition, seconds=20.0):
         time.sleep(0.01)
 
 
-def test_the_reason_of_a_flush_is_told_counted_and_shown(tmp_path, caplog):
+def test_the_reason_of_a_flush_is_told_counted_and_shown(tmp_path, caplog, monkeypatch):
     """Ten records beyond a limit of nine: the event, the topic's count and the engine's name it."""
     caplog.set_level(logging.INFO, logger="frazil")
+    monkeypatch.setattr(signals, "COMMIT_SMALL_FILES", 1)
     with open_small(tmp_path, retention_check_s=0.05) as db:
-        topic = db.create_topic("t", signals={"flush_offsets": 9, "commit_small_files": 1})
+        topic = db.create_topic("t", signals={"flush_offsets": 9})
         topic.append_many([b"record"] * 9)
         time.sleep(0.3)
         assert topic.stats()["tiers"]["signals_fired"] == {}
@@ -44,8 +46,8 @@ def test_the_reason_of_a_flush_is_told_counted_and_shown(tmp_path, caplog):
 
 def test_what_others_take_of_the_budget_is_made_room_for(tmp_path):
     """Readers' buffers lead into yellow: records are flushed, and publishers no longer delayed."""
-    memory = {"budget_bytes": BUDGET, "rss_base_bytes": RSS_BASE}
-    with open_small(tmp_path, memory=memory, segment_bytes_max=64 << 20) as db:
+    memory = {"budget_bytes": BUDGET}
+    with open_small(tmp_path, memory=memory, tiers=TIERS, segment_bytes_max=64 << 20) as db:
         topic = db.create_topic("t")
         for _ in range(100):
             topic.append_many([bytes(1000)] * 60)
@@ -63,8 +65,8 @@ def test_what_others_take_of_the_budget_is_made_room_for(tmp_path):
 
 def test_a_few_records_are_not_flushed_for_what_they_do_not_take(tmp_path):
     """Others alone keep memory in yellow: small files would free next to nothing."""
-    memory = {"budget_bytes": BUDGET, "rss_base_bytes": RSS_BASE}
-    with open_small(tmp_path, memory=memory) as db:
+    memory = {"budget_bytes": BUDGET}
+    with open_small(tmp_path, memory=memory, tiers=TIERS) as db:
         topic = db.create_topic("t")
         topic.append_many([bytes(1000)] * 20)
         pressure = db.tiers.pressure
@@ -76,8 +78,8 @@ def test_a_few_records_are_not_flushed_for_what_they_do_not_take(tmp_path):
 
 def test_the_largest_topic_is_flushed_before_publishers_are_delayed(tmp_path):
     """From just below yellow on; the smaller one may stay."""
-    memory = {"budget_bytes": BUDGET, "rss_base_bytes": RSS_BASE}
-    with open_small(tmp_path, memory=memory, segment_bytes_max=64 << 20) as db:
+    memory = {"budget_bytes": BUDGET}
+    with open_small(tmp_path, memory=memory, tiers=TIERS, segment_bytes_max=64 << 20) as db:
         small, large = db.create_topic("small"), db.create_topic("large")
         for topic, batches in ((small, 50), (large, 100)):
             for _ in range(batches):

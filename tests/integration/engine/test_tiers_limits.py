@@ -120,8 +120,8 @@ def test_a_child_moves_nothing_of_its_parents_engine(tmp_path):
 
 def test_a_deletion_vector_that_nothing_frees_does_not_stop_other_topics(tmp_path):
     """A topic with more superseded rows in files than the budget could hold stops nobody."""
-    memory = {"budget_bytes": 16 << 20, "wait_s": 0.5, "rss_base_bytes": 8 << 30}
-    with open_small(tmp_path, memory=memory) as db:
+    memory = {"budget_bytes": 16 << 20, "wait_s": 0.5}
+    with open_small(tmp_path, memory=memory, tiers={"rss_base_bytes": 8 << 30}) as db:
         keyed = db.create_topic("t", {"k": "int64"}, primary_key="k")
         other = db.create_topic("z", {"k": "int64"})
         keyed.append_arrow(pa.table({"k": [1]}))

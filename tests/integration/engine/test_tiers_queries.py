@@ -17,7 +17,7 @@ PRODUCERS = 8
 QUERIES = 8
 KEYS = 40
 TIERS = {
-    "memory": {"flush_offsets": 400, "flush_changes": 300, "retention_s": 1.0},
+    "memory": {"flush_offsets": 400, "retention_s": 1.0},
     "disk": {"log_keep_s": 0.0},
     "tiers": {"merge_rows": 500, "file_bytes": 400_000, "small_file_bytes": 200_000},
 }

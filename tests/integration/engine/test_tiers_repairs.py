@@ -338,7 +338,6 @@ def test_a_flush_refuses_rows_of_other_columns(opened):
             topic=tiers.id,
             schema=columns.schema,
             version=columns.version,
-            keyed=False,
             shape=None,
             partitioner=tiers.partitioner(columns.version, columns.schema),
             first=0,

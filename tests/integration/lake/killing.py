@@ -22,7 +22,7 @@ class Orders:
 
     @property
     def environment(self):
-        return {VARIABLE: f"@{self.path}"}
+        return {VARIABLE: str(self.path)}
 
     def give(self, step, action):
         # Whole or not at all: a worker may look at any moment.

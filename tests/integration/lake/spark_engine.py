@@ -94,7 +94,7 @@ def shared_workers(world, *, way=lambda address: address):
         thread = threading.Thread(target=worker.live, daemon=True)
         begun.append((thread, theirs))
         thread.start()
-        return Launched(worker, lambda _timeout_s: theirs)
+        return Launched(worker, theirs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_lake, "launcher", lambda *_, **__: launch)

@@ -152,8 +152,8 @@ class Topic:
             parts=self.parts,
             **options,
         )
-        self.bound = bind(world.catalog, self.definition, clock=SystemClock())
-        self.table = self.bound.table
+        bind(world.catalog, self.definition, clock=SystemClock())
+        self.table = self.definition.table
         self.directory = world.root / "disk" / self.uid
         self.directory.mkdir(parents=True)
         self.ends = dict(self.definition.ends)

@@ -34,20 +34,17 @@ class Engine:
     def __init__(self, world, directory, *, environment=None):
         self.world = world
         self.directory = directory
-        (directory / "run").mkdir(parents=True)
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        path = directory / "run" / "s"
-        self.listener.bind(str(path))
-        self.listener.listen(1)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "--socket", str(path), "--epoch", "3"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.listener.settimeout(300)
-        self.connection, _address = self.listener.accept()
+        self.connection, theirs = socket.socketpair()
         self.connection.settimeout(300)
+        with theirs:
+            number = theirs.fileno()
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, "--socket", str(number), "--epoch", "3"],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                pass_fds=(number,),
+                start_new_session=True,
+            )
         self.ids = iter(range(1, 1000))
         self.heard = []
 
@@ -84,7 +81,6 @@ class Engine:
 
     def end(self):
         self.connection.close()
-        self.listener.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -95,7 +91,6 @@ def engine(world, tmp_path_factory):
     made = []
 
     def make(**options):
-        # A short path: a socket's may have about a hundred bytes.
         made.append(Engine(world, tmp_path_factory.mktemp("w"), **options))
         return made[-1]
 
@@ -226,6 +221,6 @@ def test_a_worker_that_cannot_start_says_why(world, engine):
     body["catalog"]["uri"] = f"http://127.0.0.1:{free_port()}"
     told = made.hear(made.ask("hello", body))
     assert (told.state, told.error) == ("failed", "unavailable")
-    assert "lake.catalog.uri" in told.message
+    assert "catalog cannot be reached" in told.message
     made.process.send_signal(signal.SIGTERM)
     assert made.process.wait(60) == 0

@@ -22,7 +22,7 @@ WAIT_S = 60
 
 def open_store(members):
     endpoints = ",".join(each.endpoint for each in members)
-    return EtcdStore.open(EtcdSettings(endpoints=endpoints, timeout_s=5), clock=SystemClock())
+    return EtcdStore.open(EtcdSettings(endpoints=endpoints), clock=SystemClock())
 
 
 class Counter:

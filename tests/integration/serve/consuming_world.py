@@ -75,7 +75,7 @@ class Broker:
 
 
 @contextlib.asynccontextmanager
-async def broker(path, port, *, consumers_max=1000, subscriptions_max=1000, window=10):
+async def broker(path, port, *, window=10):
     """Serve a data directory in this process; the window is that of subscription `s` of TOPIC."""
     loop = asyncio.get_running_loop()
     with frazil.open(path, **SETTINGS) as db:
@@ -86,15 +86,13 @@ async def broker(path, port, *, consumers_max=1000, subscriptions_max=1000, wind
         deliveries = Deliveries(db, settings, loop=loop, broker=url)
         unreliable = Unreliable(loop)
         ids = ConsumerIds(db)
-        producers = Producers(topics, producers_max=1000, unreliable=unreliable)
+        producers = Producers(topics, unreliable=unreliable)
         consumers = Consumers(
             deliveries,
             topics,
             unreliable,
             ids,
             url=url,
-            consumers_max=consumers_max,
-            subscriptions_max=subscriptions_max,
         )
         discovery = Discovery(topics, producers, url=url, consumers=consumers)
         world = Broker(

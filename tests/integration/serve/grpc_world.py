@@ -12,7 +12,7 @@ import time
 import grpc
 from hpack import Decoder, Encoder
 
-from frazil.serve.grpc.codec import Code, framed
+from frazil.serve.grpc.codec import Code
 from frazil.serve.grpc.router import Router, Stream, Unary, awaited
 from frazil.serve.grpc.server import Server
 from frazil.serve.h2 import frames as f
@@ -77,7 +77,7 @@ class Handlers:
             while last is None or number < last:
                 number += 1
                 self.written += 1
-                if not call.write(framed(b"%010d" % number + bytes(1014))):
+                if not call.write(prefixed(b"%010d" % number + bytes(1014))):
                     return
             call.finish(Code.OK)
 

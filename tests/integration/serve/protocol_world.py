@@ -23,7 +23,8 @@ import grpc
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as wire
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
-from frazil.serve.danube.services import RPCS, Port
+from tests.support.few import FEW_COMMAND
+from tests.support.rpcs import RPCS, Port
 
 SECONDS_MAX = 60
 STEP_S = 0.01
@@ -36,14 +37,11 @@ SETTINGS = {
     "log.free_bytes_min": 0,
     "log.free_ratio_min": 0,
     "lake.default": "false",
-    "serve.drain_s": "5s",
 }
 LIMITS = {
-    "serve.producers_max": 2,
-    "serve.consumers_max": 3,
-    "serve.subscriptions_max": 3,
     "topics.message_bytes_max": 2000,
 }
+FEW = {"PRODUCERS_MAX": 2, "CONSUMERS_MAX": 3, "SUBSCRIPTIONS_MAX": 3, "DRAIN_S": 5.0}
 """So small that every limit is reached by a few calls."""
 CALLS = {f"{rpc.service.rpartition('.')[2]}.{rpc.name}": rpc for rpc in RPCS.values()}
 OK = grpc.StatusCode.OK
@@ -70,8 +68,8 @@ class ServeProcess:
         given = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
         names = ("--port", "--admin-port", "--http-port")
         places = [word for name, port in zip(names, ports, strict=True) for word in (name, port)]
-        command = [sys.executable, "-m", "frazil.cli", "serve", "--data", directory / "data"]
-        command += [*places, *given, "--output", "json"]
+        command = [sys.executable, "-c", FEW_COMMAND, json.dumps(FEW), "serve"]
+        command += ["--data", directory / "data", *places, *given, "--output", "json"]
         self.told = directory / "stderr"
         with self.told.open("ab") as errors:
             self.process = subprocess.Popen(

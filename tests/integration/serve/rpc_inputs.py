@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 
-from frazil.serve.danube.services import RPCS
 from tests.fuzz.mutate import mutated
+from tests.support.rpcs import RPCS
 
 TOPIC, PARTS, SUBSCRIPTION, SUBJECT = "/default/fuzz", "/default/parts", "sub", "subject"
 GOOD = {

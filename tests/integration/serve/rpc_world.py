@@ -10,8 +10,8 @@ from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from frazil.config import load_settings
 from frazil.serve.broker import Broker
-from frazil.serve.danube.services import RPCS, Port
 from tests.integration.serve.rpc_inputs import good
+from tests.support.rpcs import RPCS, Port
 
 SECONDS_MAX = 60
 AT_ONCE = 32
@@ -24,7 +24,6 @@ SETTINGS = {
     "serve.port": 0,
     "serve.admin_port": 0,
     "serve.http_port": 0,
-    "serve.drain_s": 2.0,
 }
 NEVER = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.CANCELLED}
 INTERNAL_TEXTS = {

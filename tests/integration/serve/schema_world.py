@@ -11,11 +11,11 @@ import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SchemaType
 
 import frazil
-from frazil.serve.danube.admin_calls import Acts
+from frazil.serve.danube.admin import Acts
 from frazil.serve.danube.discovery import Discovery
 from frazil.serve.danube.producers import Producers
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
-from frazil.serve.danube.registry_service import Schemas, registry_routes
+from frazil.serve.danube.registry_service import Schemas
 from frazil.serve.danube.topics import Topics
 from frazil.serve.grpc.router import Router, Unary, awaited
 from frazil.serve.grpc.server import Server
@@ -103,7 +103,7 @@ async def world(path):
     with frazil.open(path, **SETTINGS) as db:
         topics = Topics(db)
         schemas = Schemas(db, topics)
-        producers = Producers(topics, producers_max=1000, schemas=schemas)
+        producers = Producers(topics, schemas=schemas)
         discovery = Discovery(topics, producers, url=url)
         routes = {
             CREATE: Unary(awaited(producers.create)),
@@ -111,7 +111,7 @@ async def world(path):
             LOOK_UP: Unary(discovery.look_up),
             PARTITIONS: Unary(discovery.partitions),
             HEALTH: Unary(discovery.health),
-            **registry_routes(schemas, Acts()),
+            **schemas.routes(Acts()),
         }
         server = Server(Router(routes))
         await server.start("127.0.0.1", port)

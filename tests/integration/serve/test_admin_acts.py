@@ -11,9 +11,9 @@ import pytest
 from frazil.clock import SystemClock
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
-from frazil.serve.danube.services import RPCS
 from tests.integration.serve.test_admin_subscriptions import USUAL
 from tests.integration.serve.test_subscription_http import SECONDS_MAX, World
+from tests.support.rpcs import RPCS
 from tests.unit.serve.auth.world import ACCESS, token
 
 pytestmark = pytest.mark.integration

@@ -129,32 +129,6 @@ def test_topics_are_made_where_one_is(tmp_path):
     assert topics == ["/own/rows", "/own/t", "/own/u"]
 
 
-def test_namespaces_of_the_settings_are_always_there(tmp_path):
-    """They are listed, take topics and dead letters, and can be neither made nor deleted."""
-
-    async def scene(admin):
-        await admin.ask("CreateTopic", new("/shop/t"))
-        await admin.ask("CreateTopic", new("/default/t"))
-        policy = wire.SubscriptionFailurePolicy(
-            poison_policy=0, dead_letter_topic="/river/dead", ack_timeout_ms=1000
-        )
-        request = wire.SetSubscriptionFailurePolicyRequest(
-            topic="/default/t", subscription="s", failure_policy=policy
-        )
-        await admin.ask("SetSubscriptionFailurePolicy", request)
-        refusals = [
-            await admin.refused(call, space("shop"), NAMESPACES)
-            for call in ("CreateNamespace", "DeleteNamespace")
-        ]
-        return await names_of(admin), [code for code, _ in refusals]
-
-    found = run(tmp_path, scene, **{"serve.bootstrap_namespaces": "shop, river"})
-    assert found == (
-        ["default", "river", "shop", "system"],
-        ["ALREADY_EXISTS", "FAILED_PRECONDITION"],
-    )
-
-
 def test_calls_that_come_together_make_a_namespace_once(tmp_path):
     """One of them made it, and all others hear that it exists."""
 
@@ -172,12 +146,13 @@ def test_the_policies_of_a_namespace_are_the_limits_that_count(tmp_path):
     async def scene(admin):
         return await admin.ask("GetNamespacePolicies", space("default"), NAMESPACES)
 
-    reply = run(tmp_path, scene, **{"serve.producers_max": 7, "serve.consumers_max": 8})
-    policies = json.loads(reply.policies)
-    assert policies["max_producers_per_topic"] == 7
-    assert policies["max_consumers_per_subscription"] == 8
-    assert policies["max_subscriptions_per_topic"] == 1_000
-    assert policies["max_message_size"] > 0
+    policies = json.loads(run(tmp_path, scene).policies)
+    assert policies == {
+        "max_producers_per_topic": 1_000,
+        "max_consumers_per_subscription": 1_000,
+        "max_subscriptions_per_topic": 1_000,
+        "max_message_size": 1 << 20,
+    }
 
 
 def test_the_one_broker_leads_and_says_where_it_is(tmp_path):
@@ -185,14 +160,15 @@ def test_the_one_broker_leads_and_says_where_it_is(tmp_path):
 
     async def scene(admin):
         found = await admin.ask("ListBrokers", service=BROKERS)
-        return found, await admin.ask("GetLeaderBroker", service=BROKERS)
+        leader = await admin.ask("GetLeaderBroker", service=BROKERS)
+        return found, leader, f"http://127.0.0.1:{admin.port}"
 
-    brokers, leader = run(tmp_path, scene)
+    brokers, leader, url = run(tmp_path, scene)
     assert brokers == wire.ListBrokersResponse(
         brokers=[
             wire.BrokerInfo(
                 broker_id="17",
-                broker_addr="http://127.0.0.1:6650",
+                broker_addr=url,
                 broker_role="Cluster_Leader",
                 admin_addr="http://127.0.0.1:50051",
                 metrics_addr="http://127.0.0.1:9040",

@@ -13,6 +13,7 @@ from frazil.topic import StateTag
 from tests.integration.serve.consuming_world import end_of, next_of
 from tests.integration.serve.test_admin_topics import PARTS, new, wide
 from tests.integration.serve.test_admin_world import run
+from tests.support.few import few
 
 pytestmark = pytest.mark.integration
 
@@ -81,7 +82,7 @@ def test_a_policy_set_before_the_subscription_exists_is_read_back_and_counts(tmp
     async def use(admin):
         before = await policy_of(admin), await window_of(admin), await listed(admin)
         await admin.reading(kind=3)
-        found = admin.needs.deliveries.find("/default/t", "s")
+        found = admin.services.deliveries.find("/default/t", "s")
         after = await policy_of(admin), await window_of(admin), await listed(admin)
         return before, after, found.policy
 
@@ -123,7 +124,7 @@ def test_a_window_counts_for_a_subscription_at_work(tmp_path):
         _, stream = await admin.reading()
         await admin.publish(*(b"%d" % number for number in range(5)))
         found = [await next_of(stream) for _ in range(2)]
-        window = admin.needs.deliveries.find("/default/t", "s").status().unacked
+        window = admin.services.deliveries.find("/default/t", "s").status().unacked
         await set_window(admin, 4)
         found += [await next_of(stream) for _ in range(2)]
         return window, [message.payload for message in found]
@@ -157,7 +158,7 @@ def test_the_whole_of_a_topic_stands_for_its_parts(tmp_path):
         streams = [(await admin.reading(part))[1] for part in PARTS]
         await admin.reading(PARTS[1], "other")
         policies = [await policy_of(admin, topic=part) for part in (*PARTS, "/default/wide")]
-        at_work = [admin.needs.deliveries.find(part, "s").policy.poison for part in PARTS]
+        at_work = [admin.services.deliveries.find(part, "s").policy.poison for part in PARTS]
         names = [await listed(admin, name) for name in ("/default/wide", PARTS[0])]
         # One part alone: the others keep what was decided.
         await admin.ask("Unsubscribe", wire.SubscriptionRequest(**named(topic=PARTS[0])))
@@ -219,8 +220,10 @@ def test_a_subscription_without_storage_can_be_ended(tmp_path):
         await stream.initial_metadata()
         await admin.ask("Unsubscribe", wire.SubscriptionRequest(**named()))
         end = await end_of(stream)
-        admin.needs.unreliable.publish(admin.needs.topics.find("/default/t"), Message(b"lost"))
-        return end[0], await listed(admin), admin.needs.unreliable.counters.unheard
+        admin.services.unreliable.publish(
+            admin.services.topics.find("/default/t"), Message(b"lost")
+        )
+        return end[0], await listed(admin), admin.services.unreliable.counters.unheard
 
     assert run(tmp_path, scene) == ("OK", [], 1)
 
@@ -321,7 +324,7 @@ def test_what_is_not_there_has_no_settings(tmp_path):
     }
 
 
-def test_settings_of_ever_more_names_are_bounded(tmp_path):
+def test_settings_of_ever_more_names_are_bounded(tmp_path, monkeypatch):
     """A topic takes settings of as many subscriptions as it may have, and no more."""
 
     async def scene(admin):
@@ -334,5 +337,6 @@ def test_settings_of_ever_more_names_are_bounded(tmp_path):
         await set_window(admin, 7, name="c")
         return refusal[0], await window_of(admin, name="a"), await window_of(admin, name="c")
 
-    found = run(tmp_path, scene, **{"serve.subscriptions_max": 2})
+    few(monkeypatch.setattr, SUBSCRIPTIONS_MAX=2)
+    found = run(tmp_path, scene)
     assert found == ("RESOURCE_EXHAUSTED", 6, 7)

@@ -31,7 +31,7 @@ def wide(name="/default/wide", partitions=3, *, reliable=True, **fields):
 async def register(admin, subject="orders", definition=b'"long"'):
     """Register a schema as the registry's service does."""
     new = NewSchema(subject=subject, type="avro", definition=definition, now=1)
-    await admin.needs.schemas.store.register(new)
+    await admin.services.schemas.store.register(new)
 
 
 async def names_of(admin, namespace="default"):
@@ -49,7 +49,7 @@ def test_a_topic_is_there_when_the_call_returns_and_after_a_restart(tmp_path):
         assert (await admin.ask("CreatePartitionedTopic", wide())).success
         await admin.ask("CreatePartitionedTopic", wide("/system/w", 1, reliable=False))
         for name in ("/default/stored", PARTS[2]):
-            topic = await admin.needs.topics.for_producer(name, is_reliable=True)
+            topic = await admin.services.topics.for_producer(name, is_reliable=True)
             await admin.publish(b"record", topic=topic.name)
 
     async def look(admin):
@@ -57,7 +57,7 @@ def test_a_topic_is_there_when_the_call_returns_and_after_a_restart(tmp_path):
         return (
             await names_of(admin),
             [(info.name, info.delivery) for info in every.topics],
-            admin.needs.topics.parts("/default/wide"),
+            admin.services.topics.parts("/default/wide"),
             admin.engine.topics(),
         )
 
@@ -146,7 +146,7 @@ def test_a_topic_has_its_schema_from_the_start(tmp_path):
         requests = [wire.DescribeTopicRequest(name=name) for name in names]
         replies = [await admin.ask("DescribeTopic", request) for request in requests]
         with pytest.raises(Refused, match="cannot use 'other'"):
-            await admin.needs.schemas.check_reference(PARTS[2], SchemaReference(subject="other"))
+            await admin.services.schemas.check_reference(PARTS[2], SchemaReference(subject="other"))
         await admin.ask("DeleteTopic", wire.TopicRequest(name="/default/wide"))
         await admin.ask("CreatePartitionedTopic", wide())
         return replies, await admin.ask("DescribeTopic", requests[1])
@@ -176,7 +176,7 @@ def test_a_deleted_topic_takes_everything_along(tmp_path, name):
         is_wide = name.endswith("wide")
         make = wide() if is_wide else new(name)
         await admin.ask("CreatePartitionedTopic" if is_wide else "CreateTopic", make)
-        parts = admin.needs.topics.parts(name)
+        parts = admin.services.topics.parts(name)
         consumers = [await admin.reading(part) for part in parts]
         for part, (_, stream) in zip(parts, consumers, strict=True):
             await admin.publish(b"record", topic=part)
@@ -209,7 +209,7 @@ def test_one_part_alone_cannot_be_deleted(tmp_path):
     async def scene(admin):
         await admin.ask("CreatePartitionedTopic", wide())
         refusal = await admin.refused("DeleteTopic", wire.TopicRequest(name=PARTS[1]))
-        return refusal, admin.needs.topics.parts("/default/wide")
+        return refusal, admin.services.topics.parts("/default/wide")
 
     (code, text), parts = run(tmp_path, scene)
     assert code == "FAILED_PRECONDITION"
@@ -245,7 +245,7 @@ def test_topics_without_storage_are_unloaded_and_deleted_too(tmp_path):
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t", reliable=False))
         request = wire.TopicRequest(name="/default/t")
-        passing, topic = admin.needs.unreliable, admin.needs.topics.find("/default/t")
+        passing, topic = admin.services.unreliable, admin.services.topics.find("/default/t")
         ends = []
         identity, stream = await admin.reading()
         for call in ("UnloadTopic", "DeleteTopic"):

@@ -10,36 +10,29 @@ import grpc
 import pytest
 
 import frazil
-from frazil.serve.danube.admin import BrokerFacts, admin_routes
-from frazil.serve.danube.admin_calls import AdminNeeds
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.routes import Services
-from frazil.serve.danube.services import RPCS
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
 from frazil.topic import StateTag
 from tests.integration.serve.consuming_world import Caller, until
 from tests.servers.running import free_port
+from tests.support.rpcs import RPCS
 
 pytestmark = pytest.mark.integration
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
-FACTS = BrokerFacts(
-    broker_id="17",
-    url="http://127.0.0.1:6650",
-    admin_url="http://127.0.0.1:50051",
-    metrics_url="http://127.0.0.1:9040",
-)
 SECONDS_MAX = 60
+BROKER_ID = "17"
 RELIABLE = {"dispatch_strategy": 1}
 
 
 class Admin:
     """A plain gRPC client of a broker's admin port, with the broker's parts at hand."""
 
-    def __init__(self, needs, port, clients):
-        self.needs = needs
-        self.engine = needs.engine
+    def __init__(self, engine, services, port, clients):
+        self.services = services
+        self.engine = engine
         self.port = port
         self.clients = clients
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
@@ -86,22 +79,17 @@ async def serving(path, **settings):
     """Serve a data directory in this process; yields an `Admin`."""
     with frazil.open(path, **{**SETTINGS, **settings}) as engine:
         port = free_port()
-        addresses = {"advertised_url": f"http://127.0.0.1:{port}", "admin_url": "", "http_url": ""}
-        services = Services(engine, engine.settings, addresses=addresses)
-        needs = AdminNeeds(
-            engine=engine,
-            topics=services.topics,
-            settings=services.subscription_settings,
-            deliveries=services.deliveries,
-            unreliable=services.unreliable,
-            consumers=services.consumers,
-            schemas=services.schemas,
-            acts=services.acts,
-        )
-        server = Server(Router({**services.data_routes(), **admin_routes(needs, FACTS)}))
+        addresses = {
+            "advertised_url": f"http://127.0.0.1:{port}",
+            "admin_url": "http://127.0.0.1:50051",
+            "http_url": "http://127.0.0.1:9040",
+        }
+        services = Services(engine, addresses=addresses)
+        services.broker_id = BROKER_ID
+        server = Server(Router({**services.data_routes(), **services.admin_routes()}))
         await server.start("127.0.0.1", port)
         async with Caller(port) as clients:
-            admin = Admin(needs, port, clients)
+            admin = Admin(engine, services, port, clients)
             try:
                 yield admin
             finally:
@@ -195,7 +183,7 @@ def test_a_busy_journal_does_not_hold_up_the_loop(tmp_path):
         return leader.leader, undone, [reply.success for reply in replies]
 
     leader, undone, replies = run(tmp_path, scene)
-    assert leader == "17"
+    assert leader == BROKER_ID
     assert undone == [True] * 4
     assert replies == [True] * 4
 

@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from frazil.clock import SystemClock
-from frazil.serve.danube.services import RPCS, SERVICES, Port
 from tests.integration.serve.rpc_inputs import good, rpcs_in_order
 from tests.integration.serve.rpc_world import serving
+from tests.support.rpcs import RPCS, SERVICES, Port
 from tests.unit.serve.auth.world import ISSUER, SECRET, token
 
 pytestmark = pytest.mark.integration

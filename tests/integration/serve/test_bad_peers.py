@@ -12,6 +12,7 @@ import pytest
 
 from frazil.serve.h2 import frames as f
 from tests.integration.serve.rpc_world import serving
+from tests.support.few import few
 
 pytestmark = pytest.mark.integration
 
@@ -93,11 +94,12 @@ def test_garbage_on_every_port_ends_its_own_connection(tmp_path):
     asyncio.run(scene())
 
 
-def test_a_flood_of_connections_from_one_address_leaves_room_for_others(tmp_path):
+def test_a_flood_of_connections_from_one_address_leaves_room_for_others(tmp_path, monkeypatch):
     """One address has its limit on each port; descriptors do not leak."""
+    few(monkeypatch.setattr, CLIENT_CONNECTIONS_MAX=50)
 
     async def scene():
-        async with serving(tmp_path, **{"serve.connections_client_max": 50}) as world:
+        async with serving(tmp_path) as world:
             await world.check_published_client("/default/real")
             before = len(os.listdir("/proc/self/fd"))
             for rounds in (1, 2, 3):
@@ -122,12 +124,12 @@ def test_a_flood_of_connections_from_one_address_leaves_room_for_others(tmp_path
     asyncio.run(scene())
 
 
-def test_idle_connections_lock_nobody_out(tmp_path):
+def test_idle_connections_lock_nobody_out(tmp_path, monkeypatch):
     """All places taken from two addresses, by who never calls: clients and administrators get in."""
+    few(monkeypatch.setattr, CLIENT_CONNECTIONS_MAX=10)
 
     async def scene():
-        limits = {"serve.connections_max": 20, "serve.connections_client_max": 10}
-        async with serving(tmp_path, **limits) as world:
+        async with serving(tmp_path, **{"serve.connections_max": 20}) as world:
             sockets = []
             for number in range(60):
                 source = (f"127.0.0.{2 + number % 2}", 0)

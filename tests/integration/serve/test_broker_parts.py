@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 import frazil
-from frazil.cli.serve_lake import LakeNews
+from frazil.cli.serve import lake_news
 from frazil.config import load_settings
 from frazil.errors import Unavailable
-from frazil.serve.auth import permissions
 from frazil.serve.broker import connection_limits, server_limits
-from frazil.serve.danube import services
+from frazil.serve.danube import rpcs
 from frazil.serve.danube.routes import Services
 from frazil.serve.danube.topics import Topics
 from frazil.serve.listening import Address, address_of, bind
+from tests.support.rpcs import RPCS
 
 pytestmark = pytest.mark.integration
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
@@ -30,7 +30,7 @@ def test_every_call_of_the_protocol_has_a_handler_and_a_rule(tmp_path):
     """Both ports together serve all calls and no other; the guard knows each; kinds fit."""
 
     async def scene(db):
-        parts = Services(db, db.settings, addresses=ADDRESSES)
+        parts = Services(db, addresses=ADDRESSES)
         try:
             return parts.data_routes(), parts.admin_routes()
         finally:
@@ -39,13 +39,11 @@ def test_every_call_of_the_protocol_has_a_handler_and_a_rule(tmp_path):
 
     with frazil.open(tmp_path, **SETTINGS) as db:
         data, admin = asyncio.run(scene(db))
-    assert set(data) | set(admin) == set(services.RPCS) == set(permissions.RPCS)
-    assert set(data) & set(admin) == {
-        path for path in services.RPCS if path.startswith("/danube_schema.")
-    }
+    assert set(data) | set(admin) == set(RPCS) == set(rpcs.RPCS)
+    assert set(data) & set(admin) == {path for path in RPCS if path.startswith("/danube_schema.")}
     assert not [path for path in data if path.startswith("/danube_admin.")]
     for path, route in {**data, **admin}.items():
-        assert route.is_stream is services.RPCS[path].is_stream, path
+        assert route.is_stream is RPCS[path].is_stream, path
 
 
 def test_limits_are_those_of_the_settings():
@@ -54,11 +52,11 @@ def test_limits_are_those_of_the_settings():
         environment={},
         overrides={
             "serve.connections_max": 7,
-            "serve.request_bytes_max": "64MiB",
+            "topics.message_bytes_max": "8MiB",
         },
     )
-    found = server_limits(settings.serve)
-    assert (found.connections_max, found.message_bytes_max) == (7, 64 << 20)
+    found = server_limits(settings)
+    assert (found.connections_max, found.message_bytes_max) == (7, 11 << 20)
     assert (found.handshake_s, found.keepalive_s) == (5.0, 20.0)
     assert found.unfinished_bytes_max > found.message_bytes_max
 
@@ -87,7 +85,7 @@ def test_clients_and_administration_share_the_places_for_connections(places, adm
 
 def test_a_connection_has_room_for_ten_thousand_streams_and_for_calls_beside_them():
     """By default; nothing has to be set for a client with that many consumers."""
-    found = server_limits(load_settings(environment={}).serve)
+    found = server_limits(load_settings(environment={}))
     assert found.long_calls_max >= 10_000
     assert found.streams_max - found.long_calls_max >= 1_000
 
@@ -110,15 +108,17 @@ def test_the_lake_is_told_once(tmp_path):
     """Its start, and the first rows of a table, are one line each; without tables there is none."""
     with frazil.open(tmp_path, **SETTINGS) as db:
         db.lake.by_itself = False
-        news = LakeNews(db)
+        said = set()
         db.create_topic("plain", lake=False)
-        assert news.look() == []
+        assert lake_news(db, said) == []
         db.create_topic("hello", lake=True)
-        assert news.look() == ["lake: starting"]
-        assert news.look() == []
+        assert lake_news(db, said) == ["lake: starting"]
+        assert lake_news(db, said) == []
         db.lake.topics["/default/hello"].counts["rows"] = 1_200
-        assert news.look() == ["lake: /default/hello has its first 1,200 rows in default.hello"]
-        assert news.look() == []
+        assert lake_news(db, said) == [
+            "lake: /default/hello has its first 1,200 rows in default.hello"
+        ]
+        assert lake_news(db, said) == []
 
 
 def test_what_cannot_be_a_table_is_a_topic_all_the_same(tmp_path):

@@ -11,9 +11,9 @@ import pytest
 from frazil.clock import SystemClock
 from frazil.errors import FrazilError
 from frazil.serve.danube.proto import danube_pb2 as wire
-from frazil.serve.danube.services import Port
 from tests.integration.serve.rpc_world import serving
 from tests.integration.serve.test_all_rpcs import ACCESS, with_access
+from tests.support.rpcs import Port
 from tests.unit.serve.auth.world import token
 
 pytestmark = pytest.mark.integration

@@ -147,7 +147,7 @@ def serve(tmp_path, scene, **settings):
 
         async def begin(db, together=together):
             addresses = {"advertised_url": "http://127.0.0.1:6650"}
-            services = Services(db, db.settings, addresses=addresses)
+            services = Services(db, addresses=addresses)
             return await scene(Wire(db, services, together=together))
 
         with frazil.open(tmp_path / str(together), **{**SETTINGS, **settings}) as db:

@@ -46,7 +46,7 @@ def test_a_topic_that_waits_for_its_turn_is_not_made_for_who_has_gone(tmp_path):
     """Calls that are reset before their turn leave no work; the one whose turn it was is ended."""
 
     async def scene(admin):
-        topics, may_end, begun = admin.needs.topics, threading.Event(), asyncio.Event()
+        topics, may_end, begun = admin.services.topics, threading.Event(), asyncio.Event()
         loop, create = asyncio.get_running_loop(), admin.engine.create_topic
         made = []
 
@@ -82,7 +82,7 @@ def test_refusals_that_nobody_waits_for_are_not_told(tmp_path):
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t"))
         await admin.clients.subscribe("a")
-        consumers, topics = admin.needs.consumers, admin.needs.topics
+        consumers, topics = admin.services.consumers, admin.services.topics
         exclusive = ConsumerRequest(
             topic_name="/default/t", subscription="s", consumer_name="b"
         ).SerializeToString()

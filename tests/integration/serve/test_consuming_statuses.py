@@ -25,6 +25,7 @@ from tests.integration.serve.consuming_world import (
     until,
 )
 from tests.servers.running import free_port
+from tests.support.few import few
 
 pytestmark = pytest.mark.integration
 
@@ -123,8 +124,9 @@ def test_the_type_of_an_existing_subscription_wins(tmp_path):
     assert run(tmp_path, scene) == SHARED
 
 
-def test_a_subscription_and_a_topic_have_a_number_of_places(tmp_path):
+def test_a_subscription_and_a_topic_have_a_number_of_places(tmp_path, monkeypatch):
     """Beyond the limits is RESOURCE_EXHAUSTED; a consumer that left makes room, its id is gone."""
+    few(monkeypatch.setattr, CONSUMERS_MAX=2, SUBSCRIPTIONS_MAX=2)
 
     async def scene(world, caller):
         ids = [(await caller.subscribe(name, kind=SHARED)).consumer_id for name in ("a", "b")]
@@ -140,7 +142,7 @@ def test_a_subscription_and_a_topic_have_a_number_of_places(tmp_path):
         gone = await end_of(caller.receive(ids[0]))
         return ids, again, refused, gone, len(world.ids)
 
-    ids, again, refused, gone, count = run(tmp_path, scene, consumers_max=2, subscriptions_max=2)
+    ids, again, refused, gone, count = run(tmp_path, scene)
     assert again == ids[1]
     assert [code for code, _ in refused] == ["RESOURCE_EXHAUSTED"] * 2
     assert refused[0][1] == "The topic /default/t has the maximum of 2 consumers"

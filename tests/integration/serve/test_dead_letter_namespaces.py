@@ -24,7 +24,7 @@ def test_an_admin_names_a_namespace_that_exists(tmp_path):
     """The policy is refused with the reason until the namespace is made."""
 
     async def scene(admin):
-        await admin.needs.topics.make("/default/t", is_reliable=True)
+        await admin.services.topics.make("/default/t", is_reliable=True)
         refused = await admin.refused("SetSubscriptionFailurePolicy", request(TARGET))
         await admin.ask("SetSubscriptionFailurePolicy", request("/system/x"))
         await admin.ask("CreateNamespace", wire.NamespaceRequest(name="nope"), "NamespaceAdmin")
@@ -41,7 +41,7 @@ def test_a_program_names_a_namespace_that_exists(tmp_path):
     """Both ways of giving a policy refuse it; a topic in the namespace is enough."""
 
     async def scene(admin):
-        await admin.needs.topics.make("/default/t", is_reliable=True)
+        await admin.services.topics.make("/default/t", is_reliable=True)
         return await asyncio.to_thread(give_policies, admin.engine)
 
     def give_policies(engine):
@@ -69,7 +69,7 @@ def test_the_topic_that_a_policy_names_is_made_where_producers_make_none(tmp_pat
         await admin.clients.nack(message.msg_id.topic_offset)
         await until(lambda: "/default/dead" in admin.engine.topics())
         with pytest.raises(Refused, match="Unable to find the topic"):
-            await admin.needs.topics.for_producer("/default/other", is_reliable=True)
+            await admin.services.topics.for_producer("/default/other", is_reliable=True)
         stream.cancel()
         return sorted(admin.engine.topics())
 

@@ -22,7 +22,7 @@ HANGING = """
 import os, sys, threading
 from frazil.config import load_settings
 from frazil.engine.engine import Engine
-from frazil.serve import process
+from frazil.serve import broker, process
 from frazil.telemetry import configure
 
 def hang(_engine):
@@ -35,6 +35,7 @@ Engine.close = hang
 first, later = map(int, sys.argv[1:3])
 pairs = dict(pair.split("=", 1) for pair in sys.argv[3:])
 process.CLOSE_S = float(pairs.pop("serve.close_s", 3600))
+broker.DRAIN_S = process.DRAIN_S = float(pairs.pop("serve.drain_s"))
 process.run_broker(
     load_settings(environment={}, overrides=pairs), lambda _: os.kill(os.getpid(), first)
 )
@@ -57,13 +58,13 @@ def run_hanging(tmp_path, first, later=0, **settings):
 @pytest.mark.parametrize("later", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(tmp_path, first, later):
     """Whichever of the two it is: nothing is waited for any more, not even what hangs."""
-    done = run_hanging(tmp_path, first, later, drain_s="0.1s")
+    done = run_hanging(tmp_path, first, later, drain_s="0.1")
     assert done.returncode == -later, done.stderr
 
 
 def test_sigterm_sets_the_time_for_draining_and_closing(tmp_path):
     """A disk that never answers ends the process after both times, told with their sum."""
-    done = run_hanging(tmp_path, signal.SIGTERM, drain_s="0.3s", close_s="0.4")
+    done = run_hanging(tmp_path, signal.SIGTERM, drain_s="0.3", close_s="0.4")
     assert done.returncode == 5, done.stderr
     assert "broker_ended_late" in done.stderr
     assert "seconds=0.7" in done.stderr

@@ -27,9 +27,7 @@ TTL_S = 2
 SECONDS_MAX = 60
 SETTINGS = {
     "metadata.backend": "etcd",
-    "metadata.etcd.timeout_s": 1,
     "metadata.etcd.lease_ttl_s": TTL_S,
-    "log.retention_check_s": 0.1,
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
     "log.free_ratio_min": 0,
@@ -41,7 +39,7 @@ SETTINGS = {
 def forks():
     """Run the process that brokers are forks of."""
     need_etcd()
-    found = Forks()
+    found = Forks(etcd_timeout_s=1, retention_check_s=0.1)
     yield found
     found.close()
 

@@ -11,13 +11,13 @@ import pytest
 from frazil.clock import SystemClock
 from frazil.config import ServeSettings, load_settings
 from frazil.serve.auth import load_credentials, load_guard, server_context
-from frazil.serve.danube import services
 from frazil.serve.danube.proto import danube_pb2 as data
-from frazil.serve.grpc.codec import framed
 from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.grpc.server import Server
+from tests.support.rpcs import RPCS
 from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
-from tests.unit.serve.auth.world import ACCESS, CONSUMER_ID, ISSUER, KEY, SECRET, KnownIds, token
+from tests.unit.serve.auth.world import ACCESS, CONSUMER_ID, ISSUER, KEY, NEEDS, SECRET, token
+from tests.unit.serve.h2.peer import prefixed
 
 pytestmark = pytest.mark.integration
 CREATE = "/danube.ProducerService/CreateProducer"
@@ -49,10 +49,9 @@ class World:
 
     def __init__(self, settings):
         self.reached = []
-        self.guard = load_guard(settings, owners=KnownIds(), clock=SystemClock())
+        self.guard = load_guard(settings, needs=NEEDS, clock=SystemClock())
         routes = {
-            path: (Stream if rpc.is_stream else Unary)(self._answer)
-            for path, rpc in services.RPCS.items()
+            path: (Stream if rpc.is_stream else Unary)(self._answer) for path, rpc in RPCS.items()
         }
         self.server = Server(Router(routes, guard=self.guard))
 
@@ -60,7 +59,7 @@ class World:
         self.reached.append((call.path, self.guard.principal_of(call)))
         if call.head.is_stream:
             call.begin()
-            call.write(framed(b""))
+            call.write(prefixed(b""))
             call.finish()
         else:
             call.ok(b"")
@@ -140,7 +139,7 @@ def test_no_call_reaches_its_handler_without_credentials(tmp_path):
     """Every rpc of the protocol, with nothing, with a guess and with the header of brokers."""
 
     async def check(world, channel):
-        for path, rpc in services.RPCS.items():
+        for path, rpc in RPCS.items():
             for metadata in (
                 (),
                 (("authorization", "Bearer guess"),),
@@ -149,7 +148,7 @@ def test_no_call_reaches_its_handler_without_credentials(tmp_path):
                 code, _ = await ask(channel, path, b"", metadata, stream=rpc.is_stream)
                 assert code is grpc.StatusCode.UNAUTHENTICATED, path
         assert world.reached == []
-        assert world.guard.stats()["unauthenticated"] == 3 * len(services.RPCS)
+        assert world.guard.stats()["unauthenticated"] == 3 * len(RPCS)
 
     serve(settings_of(tmp_path), check)
 
@@ -161,7 +160,7 @@ def test_random_requests_are_refused_and_never_a_bug(tmp_path):
     async def check(world, channel):
         header = (("authorization", token("elsewhere", clock)),)
         draw = random.Random(20_261_116)
-        for path, rpc in services.RPCS.items():
+        for path, rpc in RPCS.items():
             for size in (1, 3, 17, 200):
                 code, _ = await ask(
                     channel, path, draw.randbytes(size), header, stream=rpc.is_stream

@@ -10,6 +10,7 @@ import threading
 import httpx
 import pytest
 from starlette.responses import Response
+from starlette.routing import Route
 
 from frazil.config import ServeSettings
 from frazil.errors import Closed
@@ -18,7 +19,6 @@ from frazil.serve.http import (
     BODY_BYTES_MAX,
     HttpLimits,
     HttpServer,
-    call_route,
     health_route,
     page_route,
     read_json,
@@ -44,7 +44,7 @@ async def wait_until(check):
 class World:
     """A server with a few pages, and plain connections to it."""
 
-    def __init__(self, limits=QUICK, refusal=lambda fields: None, context=None):
+    def __init__(self, limits=QUICK, refusal=lambda request: None, context=None):
         self.problem = None
         self.threads = []
         self.may_answer = threading.Event()
@@ -57,7 +57,7 @@ class World:
             [
                 health_route("/healthz", lambda: None),
                 health_route("/readyz", lambda: self.problem),
-                call_route("/calls", self._call),
+                Route("/calls", self._call, methods=["POST"]),
                 *(page_route(path, page, refusal) for path, page in pages.items()),
             ],
             limits,
@@ -150,8 +150,8 @@ def test_pages_are_served_to_a_real_client():
 def test_a_page_asks_who_comes():
     """Metrics need the header that the refusal accepts; health does not."""
 
-    def refusal(fields):
-        return None if fields.get("authorization") == "Bearer k" else (401, "who are you")
+    def refusal(request):
+        return None if request.headers.get("authorization") == "Bearer k" else (401, "who are you")
 
     async def work(world):
         assert (await world.get("/metrics")).status_code == 401

@@ -14,6 +14,7 @@ from frazil.serve.danube.proto.danube_pb2 import ProducerRequest, ProducerRespon
 from tests.integration.serve.test_admin_subscriptions import listed, set_window
 from tests.integration.serve.test_admin_topics import new
 from tests.integration.serve.test_admin_world import run
+from tests.support.few import few
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +36,7 @@ def _is_error(found):
 
 
 @pytest.mark.parametrize("strategy", [0, 1])
-def test_subscriptions_that_come_at_once_are_counted(tmp_path, strategy):
+def test_subscriptions_that_come_at_once_are_counted(tmp_path, strategy, monkeypatch):
     """Of many new subscriptions of a topic as many are made as it may have, stored or not."""
 
     async def scene(admin):
@@ -51,27 +52,29 @@ def test_subscriptions_that_come_at_once_are_counted(tmp_path, strategy):
         assert await at_once(*(admin.clients.subscribe(subscription=name) for name in kept)) == {
             "OK": MOST
         }
-        return found, len(kept), len(admin.needs.settings.names(_uid(admin)))
+        return found, len(kept), len(admin.services.subscription_settings.names(_uid(admin)))
 
-    found, kept, settings = run(tmp_path, scene, **{"serve.subscriptions_max": MOST})
+    few(monkeypatch.setattr, SUBSCRIPTIONS_MAX=MOST)
+    found, kept, settings = run(tmp_path, scene)
     assert (found, kept) == (SOME, MOST)
     # What was decided about a subscription that was refused is gone with it.
     assert settings == (MOST if strategy else 0)
 
 
-def test_settings_that_come_at_once_are_counted(tmp_path):
+def test_settings_that_come_at_once_are_counted(tmp_path, monkeypatch):
     """Of settings for many names that nobody subscribed by as many are taken as may be."""
 
     async def scene(admin):
         await admin.ask("CreateTopic", new("/default/t"))
         names = [f"s{number}" for number in range(CALLS)]
         found = await at_once(*(set_window(admin, 5, name=name) for name in names))
-        return found, len(admin.needs.settings.names(_uid(admin)))
+        return found, len(admin.services.subscription_settings.names(_uid(admin)))
 
-    assert run(tmp_path, scene, **{"serve.subscriptions_max": MOST}) == (SOME, MOST)
+    few(monkeypatch.setattr, SUBSCRIPTIONS_MAX=MOST)
+    assert run(tmp_path, scene) == (SOME, MOST)
 
 
-def test_consumers_that_come_at_once_are_counted(tmp_path):
+def test_consumers_that_come_at_once_are_counted(tmp_path, monkeypatch):
     """Of many consumers of a subscription as many get a place as it may have."""
 
     async def scene(admin):
@@ -79,16 +82,18 @@ def test_consumers_that_come_at_once_are_counted(tmp_path):
         subscribe = admin.clients.subscribe
         return await at_once(*(subscribe(f"c{number}", kind=SHARED) for number in range(CALLS)))
 
-    assert run(tmp_path, scene, **{"serve.consumers_max": MOST}) == SOME
+    few(monkeypatch.setattr, CONSUMERS_MAX=MOST)
+    assert run(tmp_path, scene) == SOME
 
 
-def test_producers_that_come_at_once_are_counted(tmp_path):
+def test_producers_that_come_at_once_are_counted(tmp_path, monkeypatch):
     """Of many producers of a topic that is not there yet as many get an id as it may have."""
 
     async def scene(admin):
         return await at_once(*(_produce(admin, f"p{number}") for number in range(CALLS)))
 
-    assert run(tmp_path, scene, **{"serve.producers_max": MOST}) == SOME
+    few(monkeypatch.setattr, PRODUCERS_MAX=MOST)
+    assert run(tmp_path, scene) == SOME
 
 
 def test_topics_that_come_at_once_are_counted(tmp_path):
@@ -118,7 +123,7 @@ def test_namespaces_that_come_at_once_are_counted(tmp_path, monkeypatch):
 
 
 def _uid(admin):
-    return admin.needs.topics.find("/default/t").runtime.state.spec.uid
+    return admin.services.topics.find("/default/t").runtime.state.spec.uid
 
 
 async def _produce(admin, name, topic="/default/t"):

@@ -19,8 +19,8 @@ from frazil.serve.danube.proto.danube_pb2 import (
     StreamMessage,
     TopicLookupRequest,
 )
-from frazil.serve.danube.services import Port
 from tests.integration.serve.rpc_world import serving
+from tests.support.rpcs import Port
 
 pytestmark = pytest.mark.integration
 

@@ -6,6 +6,7 @@ import pytest
 
 from frazil.serve.grpc import calls
 from tests.integration.serve.test_publishing import run
+from tests.support.few import few
 
 pytestmark = pytest.mark.integration
 
@@ -27,4 +28,5 @@ def test_producers_that_send_keep_their_places(tmp_path, monkeypatch, in_runs):
         assert not w.producers.is_known(second)
         assert (await w.create("d"))[0] == "RESOURCE_EXHAUSTED"
 
-    run(tmp_path, scene, producers_max=2, in_runs=in_runs)
+    few(monkeypatch.setattr, PRODUCERS_MAX=2)
+    run(tmp_path, scene, in_runs=in_runs)

@@ -10,7 +10,6 @@ import jwt
 import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
-from frazil.serve.danube.services import RPCS, Port
 from tests.integration.serve.protocol_world import (
     SECONDS_MAX,
     Refusal,
@@ -19,6 +18,7 @@ from tests.integration.serve.protocol_world import (
     serving,
 )
 from tests.integration.serve.rpc_inputs import good
+from tests.support.rpcs import RPCS, Port
 from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
 
 pytestmark = pytest.mark.integration

@@ -22,7 +22,6 @@ from danube.producer import ProducerOptions
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as wire
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
-from frazil.serve.danube.services import RPCS, Port
 from tests.integration.serve import (
     test_protocol_admin,
     test_protocol_consuming,
@@ -45,6 +44,7 @@ from tests.integration.serve.protocol_world import (
     serving,
     wait_until,
 )
+from tests.support.rpcs import RPCS, Port
 
 pytestmark = pytest.mark.integration
 

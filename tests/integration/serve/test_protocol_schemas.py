@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
-from frazil.serve.danube.services import Port
 from tests.integration.serve.protocol_world import (
     OBJECT,
     Fails,
@@ -17,6 +16,7 @@ from tests.integration.serve.protocol_world import (
     Row,
     Scene,
 )
+from tests.support.rpcs import Port
 
 pytestmark = pytest.mark.integration
 

@@ -7,10 +7,10 @@ import pytest
 from danube import CompatibilityMode, SchemaType
 
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
-from frazil.serve.danube.services import Port
 from tests.integration.serve.protocol_cast import play
 from tests.integration.serve.protocol_world import INVALID_NAME, OBJECT, Fails, Gives, Row, Scene
 from tests.integration.serve.test_protocol_schemas import UNKNOWN_SUBJECT, after, call
+from tests.support.rpcs import Port
 
 pytestmark = pytest.mark.integration
 

@@ -25,12 +25,13 @@ from frazil.serve.danube.proto.danube_pb2 import (
     TopicLookupResponse,
     TopicPartitionsResponse,
 )
-from frazil.serve.danube.routes import Services, data_routes
+from frazil.serve.danube.routes import Services
 from frazil.serve.danube.topics import Topics
 from frazil.serve.danube.unreliable import Unreliable
 from frazil.serve.grpc.router import Router, Unary, awaited
 from frazil.serve.grpc.server import Server
 from tests.servers.running import free_port
+from tests.support.few import few
 
 pytestmark = pytest.mark.integration
 
@@ -38,11 +39,11 @@ SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min
 
 
 @contextlib.asynccontextmanager
-async def broker(path, port, *, producers_max=1000):
+async def broker(path, port):
     """Serve a data directory in this process; yields the engine."""
     with frazil.open(path, **SETTINGS) as db:
-        routes = data_routes(db, url=f"http://127.0.0.1:{port}", producers_max=producers_max)
-        server = Server(Router(routes))
+        services = Services(db, addresses={"advertised_url": f"http://127.0.0.1:{port}"})
+        server = Server(Router(services.data_routes()))
         await server.start("127.0.0.1", port)
         try:
             yield db
@@ -186,12 +187,13 @@ def request_of(**fields):
     return ProducerRequest(dispatch_strategy=1, request_id=7, **fields)
 
 
-def test_what_is_wrong_has_the_status_that_clients_know(tmp_path):
+def test_what_is_wrong_has_the_status_that_clients_know(tmp_path, monkeypatch):
     """Names, namespaces, strategies, limits and unknown topics are refused with code and text."""
+    few(monkeypatch.setattr, PRODUCERS_MAX=2)
 
     async def scene():
         port = free_port()
-        async with broker(tmp_path, port, producers_max=2) as db, Caller(port) as caller:
+        async with broker(tmp_path, port) as db, Caller(port) as caller:
             db.create_topic("rows", {"id": "long"})
 
             async def create(name, topic="/default/t", strategy=1):
@@ -303,14 +305,12 @@ NAMES = ("foo", "wide", "none")
 class World:
     """Producers behind a server, and a plain client that calls them."""
 
-    def __init__(self, engine, producers_max, *, in_runs=False):
+    def __init__(self, engine, *, in_runs=False):
         self.engine = engine
         self.in_runs = in_runs
         self.topics = Topics(engine)
         self.unreliable = Unreliable(asyncio.get_running_loop())
-        self.producers = Producers(
-            self.topics, producers_max=producers_max, unreliable=self.unreliable
-        )
+        self.producers = Producers(self.topics, unreliable=self.unreliable)
         self.caller = None
 
     def routes(self):
@@ -347,11 +347,11 @@ class World:
         return [payload for payload, _, _ in messages_of(self.engine, topic)]
 
 
-def run(path, scene, *, producers_max=1000, in_runs=False):
+def run(path, scene, *, in_runs=False):
     """Run a scene, a coroutine function of a world, with a broker of its own."""
 
     async def play(engine):
-        w = World(engine, producers_max, in_runs=in_runs)
+        w = World(engine, in_runs=in_runs)
         server = Server(Router(w.routes()))
         _, port = await server.start("127.0.0.1", 0)
         try:
@@ -483,7 +483,7 @@ def test_producers_of_an_unloaded_topic_are_told_to_come_again(tmp_path):
 
     async def play(engine):
         addresses = dict.fromkeys(("advertised_url", "admin_url", "http_url"), "http://b:1")
-        services = Services(engine, engine.settings, addresses=addresses)
+        services = Services(engine, addresses=addresses)
         server = Server(Router({**services.data_routes(), **services.admin_routes()}))
         _, port = await server.start("127.0.0.1", 0)
         found = []
@@ -559,7 +559,8 @@ def test_producers_that_have_gone_make_room(tmp_path, monkeypatch):
         assert w.producers.is_known(third)
         assert await w.send(first, name="a") == 9
 
-    run(tmp_path, scene, producers_max=2)
+    few(monkeypatch.setattr, PRODUCERS_MAX=2)
+    run(tmp_path, scene)
 
 
 def test_topics_without_storage_pass_records_on(tmp_path):

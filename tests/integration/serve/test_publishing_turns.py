@@ -58,7 +58,7 @@ class Sender:
     def __init__(self, db):
         self.db = db
         self.calls = []
-        self.producers = Producers(Topics(db), producers_max=10)
+        self.producers = Producers(Topics(db))
         self.ids = {}
 
     async def create(self, *topics):

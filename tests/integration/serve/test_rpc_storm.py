@@ -9,9 +9,9 @@ import random
 import pytest
 
 from frazil.serve.danube.proto.danube_pb2 import MsgID
-from frazil.serve.danube.services import RPCS
 from tests.integration.serve.rpc_inputs import good
 from tests.integration.serve.rpc_world import INTERNAL_TEXTS, NEVER, serving
+from tests.support.rpcs import RPCS
 
 pytestmark = pytest.mark.integration
 

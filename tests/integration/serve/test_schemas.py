@@ -13,13 +13,12 @@ import grpc
 import pytest
 from danube import CompatibilityMode, SchemaType
 
-from frazil.serve.danube.admin_calls import Acts
+from frazil.serve.danube.admin import Acts
 from frazil.serve.danube.proto.danube_pb2 import (
     ProducerRequest,
     ProducerResponse,
     SchemaReference,
 )
-from frazil.serve.danube.registry_service import registry_routes
 from tests.integration.serve.schema_world import TOPIC, failure, in_world, text_of
 from tests.integration.serve.test_publishing import CREATE
 
@@ -239,7 +238,7 @@ def test_bytes_that_are_no_request_are_refused(tmp_path):
     """Garbage, and text that is not UTF-8, is an invalid argument of every call."""
 
     async def scene(w):
-        for path in registry_routes(w.schemas, Acts()):
+        for path in w.schemas.routes(Acts()):
             for data in (b"\xff", b"\x0a\x01\xff"):
                 name = path.rpartition("/")[2]
                 if name in {"GetSchema", "ListSubjects"} and data != b"\xff":

@@ -14,7 +14,7 @@ from frazil.serve.danube.proto.danube_pb2 import (
     ListSegmentDescriptorsRequest,
     ListSegmentDescriptorsResponse,
 )
-from frazil.serve.danube.routes import data_routes
+from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
 from tests.servers.running import free_port
@@ -41,7 +41,7 @@ async def broker(path):
     port = free_port()
     with frazil.open(path / "data", **settings(path)) as db:
         url = f"http://127.0.0.1:{port}"
-        server = Server(Router(data_routes(db, url=url, producers_max=10)))
+        server = Server(Router(Services(db, addresses={"advertised_url": url}).data_routes()))
         await server.start("127.0.0.1", port)
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

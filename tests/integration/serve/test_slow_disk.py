@@ -98,7 +98,7 @@ def test_health_checks_are_answered_while_the_disk_does_not_answer(tmp_path):
 
     async def scene():
         engine = await asyncio.to_thread(Engine, settings, file_system=disk, clock=SystemClock())
-        services = Services(engine, settings, addresses=ADDRESSES)
+        services = Services(engine, addresses=ADDRESSES)
         server = Server(Router(services.data_routes()))
         _, port = await server.start("127.0.0.1", 0)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

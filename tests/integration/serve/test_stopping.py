@@ -12,6 +12,7 @@ from frazil.config import load_settings
 from frazil.serve.broker import Broker
 from frazil.serve.danube.proto import danube_pb2 as wire
 from tests.integration.serve.rpc_world import SECONDS_MAX, SETTINGS
+from tests.support.few import few
 
 pytestmark = pytest.mark.integration
 TOPIC = "/default/orders"
@@ -67,11 +68,12 @@ async def refusal(waiting):
 GOES = (grpc.StatusCode.UNAVAILABLE, "server is shutting down")
 
 
-def test_clients_are_answered_until_they_have_asked_again(tmp_path):
+def test_clients_are_answered_until_they_have_asked_again(tmp_path, monkeypatch):
     """After a stream's end acks and health are answered; new work is refused."""
+    few(monkeypatch.setattr, DRAIN_S=SECONDS_MAX)
 
     async def scene():
-        overrides = {**SETTINGS, "data_dir": str(tmp_path), "serve.drain_s": SECONDS_MAX}
+        overrides = {**SETTINGS, "data_dir": str(tmp_path)}
         broker = Broker(load_settings(environment={}, overrides=overrides))
         addresses = await broker.start()
         for server in broker._servers.values():

@@ -18,10 +18,10 @@ LETTERS = {"max_redelivery_count": 0, "poison": "dead_letter"}
 
 
 async def make_topics(admin):
-    await admin.needs.topics.make("/default/t", is_reliable=True)
-    await admin.needs.topics.make("/default/kept", is_reliable=True)
-    await admin.needs.topics.make("/default/passing", is_reliable=False)
-    await admin.needs.topics.make("/default/wide", is_reliable=False, partitions=2)
+    await admin.services.topics.make("/default/t", is_reliable=True)
+    await admin.services.topics.make("/default/kept", is_reliable=True)
+    await admin.services.topics.make("/default/passing", is_reliable=False)
+    await admin.services.topics.make("/default/wide", is_reliable=False, partitions=2)
 
 
 def request(target):

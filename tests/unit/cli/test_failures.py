@@ -13,7 +13,7 @@ LINES = [
     ("read --data=d t -o json", "--data=d -o json read t"),
     ("doctor --debug --set a=b --set c=d", "--debug --set a=b --set c=d doctor"),
     ("read -- --data d", "read -- --data d"),
-    ("config show --set a=b --data d", "--data d config show --set a=b"),
+    ("config show --set a=b --data d", "--set a=b --data d config show"),
     ("--set a=b config show", "--set a=b config show"),
     ("read t --data", "read t --data"),
     ("publish config --output json", "--output json publish config"),

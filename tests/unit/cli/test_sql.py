@@ -10,13 +10,10 @@ import pytest
 
 from frazil.cli.batches import BatchWriter, check_format, unique_names
 from frazil.cli.sql import (
-    explain_lines,
     explained,
     is_finished,
     parse_params,
-    quoted,
     split_statements,
-    table_name,
 )
 from frazil.errors import InvalidRequest
 
@@ -130,29 +127,6 @@ def test_formats_are_known_by_name():
         check_format("xml")
 
 
-def test_an_explanation_is_indented_lines():
-    """Nested values stand under their names, flat ones on one line, texts keep their lines."""
-    value = {
-        "tiers": {"memory": {"rows": 5, "read": [1, 2]}, "files": []},
-        "topics": [{"name": "t", "pruned": 3}],
-        "plan": "a\nb",
-        "path": "general",
-    }
-    assert list(explain_lines(value)) == [
-        "tiers:",
-        "  memory:",
-        "    rows: 5",
-        "    read: 1, 2",
-        "  files: none",
-        "topics:",
-        "  - name t, pruned 3",
-        "plan:",
-        "  a",
-        "  b",
-        "path: general",
-    ]
-
-
 @pytest.mark.parametrize(
     ("text", "statements"),
     [
@@ -162,6 +136,8 @@ def test_an_explanation_is_indented_lines():
         ("select /* a; */ $$a;b$$;", ["select /* a; */ $$a;b$$"]),
         ("select 'open; select 2;", ["select 'open; select 2;"]),
         ("-- only a note", []),
+        ("\\d", ["SHOW TABLES"]),
+        ("\\d users;\n", ["DESCRIBE users"]),
     ],
 )
 def test_semicolons_in_quotes_and_comments_end_nothing(text, statements):
@@ -201,13 +177,3 @@ def test_enter_runs_what_is_whole(text, finished):
 def test_explain_is_taken_off(sql, inner):
     """The statement after EXPLAIN is returned, after comments too; None for other statements."""
     assert explained(sql) == inner
-
-
-def test_names_are_quoted_where_sql_needs_it():
-    """Plain names stay, others and keywords are quoted; the default namespace is left out."""
-    assert quoted("plain_1") == "plain_1"
-    assert quoted("1st") == '"1st"'
-    assert quoted("order") == '"order"'
-    assert quoted('a"b') == '"a""b"'
-    assert table_name("/default/my-events") == '"my-events"'
-    assert table_name("/shop/orders") == "shop.orders"

@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from frazil.cli.publish import format_of
+from frazil.cli.publish import Wanted, format_of, text_format
 from frazil.cli.read import parse_start
-from frazil.cli.text_input import CsvRows, Envelopes, JsonRows, RawLines, read_lines
+from frazil.cli.text_input import CsvRows, TextFormat, parse_envelope, read_lines
 from frazil.errors import InvalidRequest
 
 
@@ -62,19 +62,22 @@ def test_csv_rows_keep_their_first_line_number():
 )
 def test_the_format_is_found(name, file, kind, first, wanted):
     """It is the one asked for, else by suffix, else by the topic, else by the first byte."""
-    assert format_of(name, file=file, kind=kind, first=first, message=False) == wanted
+    assert format_of(Wanted(name), file=file, kind=kind, first=first) == wanted
 
 
 def test_blank_lines_count_as_records_of_raw_lines_only():
     """NDJSON passes over blank lines, raw lines publish them."""
-    assert [line.decoded for line in JsonRows().lines(lines(b'{"a":1}\n \n'))] == [{"a": 1}]
-    assert [line.decoded for line in RawLines().lines(lines(b"x\n\n"))] == [b"x", b""]
+    rows, raw = (text_format(Wanted(), name, "", 100) for name in ("ndjson", "lines"))
+    assert [line.decoded for line in rows.lines(lines(b'{"a":1}\n \n'))] == [{"a": 1}]
+    assert [line.decoded for line in raw.lines(lines(b"x\n\n"))] == [b"x", b""]
 
 
 @pytest.mark.parametrize("payload", ['"p"', '{"base64":"cA=="}'])
 def test_envelopes_take_text_or_base64(payload):
-    """Both forms that reading writes are read back; what starts with `_` is passed over."""
-    (line,) = Envelopes().lines(lines(b'{"payload":%b,"_offset":1}' % payload.encode(), 100))
+    """Both forms that reading writes are read back; fields that start with `_` are ignored."""
+    (line,) = TextFormat(parse_envelope).lines(
+        lines(b'{"payload":%b,"_offset":1}' % payload.encode(), 100)
+    )
     assert line.decoded == {"payload": b"p"}
 
 

@@ -21,26 +21,14 @@ def load(**overrides):
 def test_nothing_is_reachable_from_elsewhere_by_default():
     """All three listeners are on loopback, and authentication and TLS are off."""
     serve = Settings().serve
-    assert serve.hosts == ("127.0.0.1",) * 3
+    assert serve.hosts == ("127.0.0.1",) * 2
     assert serve.exposed == ()
     assert (serve.port, serve.admin_port) == (6650, 50051)
     assert not serve.tls
     assert not Settings().auth.enabled
 
 
-@pytest.mark.parametrize("names", ["a b", "/a", ",", "a,,b", "a.b", "x" * 201, "a\u0301"])
-def test_namespaces_that_could_have_no_topic_are_refused(names):
-    """Names at boot are those that topics may have, each whole and in normal form."""
-    with pytest.raises(InvalidRequest, match="letters"):
-        load(serve__bootstrap_namespaces=names)
-    with pytest.raises(InvalidRequest, match="1000 names"):
-        load(serve__bootstrap_namespaces=",".join(map(str, range(1001))))
-    assert load(serve__bootstrap_namespaces=" shop,default, späti ").serve.namespaces_at_boot == (
-        *("default", "system", "shop", "späti"),
-    )
-
-
-@pytest.mark.parametrize("name", ["host", "admin_host", "http_host"])
+@pytest.mark.parametrize("name", ["host", "admin_host"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "broker.example", "127.1"])
 @pytest.mark.parametrize("half", [{}, TLS, AUTH], ids=["neither", "tls", "auth"])
 def test_an_address_beyond_this_machine_needs_both(name, host, half):
@@ -84,7 +72,6 @@ def test_addresses_of_this_machine_need_nothing(host):
         ({"serve.admin_port": 6650}, "serve.port", "serve.admin_port"),
         ({"serve.http_port": 6650}, "serve.port", "serve.http_port"),
         ({"serve.http_port": 50051}, "serve.admin_port", "serve.http_port"),
-        ({"serve.request_bytes_max": "1MB"}, "serve.request_bytes_max", "topics.message_bytes_max"),
         ({"auth.enabled": True}, "auth.enabled", "auth.access_file"),
         ({"auth.jwt_secret_file": "secret"}, "auth.jwt_secret_file", "auth.jwt_issuer"),
     ],

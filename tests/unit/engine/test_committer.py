@@ -11,12 +11,14 @@ from frazil.config.sections import LogSettings
 from frazil.errors import Closed, Overloaded, Unavailable
 from frazil.log import PLAIN, Committer, Journal, Pending
 from tests.support import SimulatedClock, SimulatedFileSystem
+from tests.support.log_limits import set_log_limits
 
 
 @pytest.fixture
 def committer():
     """A committer with its thread on a simulated disk."""
-    settings = LogSettings(queue_records_max=3, queue_wait_s=0.05)
+    settings = LogSettings()
+    set_log_limits(queue_records_max=3, queue_wait_s=0.05)
     journal = Journal.open(
         SimulatedFileSystem(),
         "/journal",

@@ -265,7 +265,6 @@ def test_schemas_are_found_again_or_added():
         {"action": "remove-partition-specs", "spec-ids": [0]},
         {"action": "set-location", "location": "/elsewhere/t"},
         {"action": "assign-uuid", "uuid": "33333333-aaaa-4bbb-8ccc-222222222222"},
-        {"action": "add-encryption-key", "encryption-key": {}},
         {"action": "set-statistics", "statistics": {}},
     ],
 )
@@ -368,17 +367,6 @@ def test_statistics_are_one_a_snapshot():
     assert made["statistics"] == made["partition-statistics"] == []
 
 
-def test_encryption_keys_come_and_go():
-    """A key is added once and removed by its id."""
-    key = {"key-id": "k", "encrypted-key-metadata": "eA=="}
-    base = applied(fresh(3), {"action": "add-encryption-key", "encryption-key": key})
-    assert base["encryption-keys"] == [key]
-    again = drafted(base, {"action": "add-encryption-key", "encryption-key": {**key, "x": 1}})
-    assert not again.changed
-    made = applied(base, {"action": "remove-encryption-key", "key-id": "k"})
-    assert made["encryption-keys"] == []
-
-
 def test_properties_and_location_change():
     """Properties are set over the old ones and removed; a location may move inside."""
     made = applied(
@@ -398,7 +386,6 @@ NOTHING = [
     {"action": "remove-snapshots", "snapshot-ids": [5]},
     {"action": "remove-snapshot-ref", "ref-name": "nobody"},
     {"action": "remove-statistics", "snapshot-id": 5},
-    {"action": "remove-encryption-key", "key-id": "k"},
     {"action": "set-location", "location": "/wh/t"},
     {"action": "upgrade-format-version", "format-version": 2},
     {"action": "assign-uuid", "uuid": "11111111-AAAA-4bbb-8ccc-222222222222"},

@@ -223,7 +223,7 @@ def test_a_requirement_is_checked_again_after_a_lost_swap(world):
         original(swaps)
 
     world.store.swap = swap
-    with pytest.raises(Refusal, match="current schema has changed"):
+    with pytest.raises(Refusal, match="current-schema-id has changed"):
         world.commit(
             setting(own="1"),
             requires=[{"type": "assert-current-schema-id", "current-schema-id": 0}],

@@ -38,9 +38,11 @@ main()
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A data directory with a catalog in memory that runs beside it."""
+    """A data directory with a running catalog."""
     place = tmp_path_factory.mktemp("data")
-    options = CatalogOptions(run_directory=str(place / "run"), port=0)
+    names = {"run_directory": "run", "db": "catalog.db", "warehouse": "warehouse"}
+    paths = {key: str(place / name) for key, name in names.items()}
+    options = CatalogOptions(**paths, port=0)
     with CatalogProcess(options, clock=SystemClock()):
         yield place
 
@@ -130,9 +132,7 @@ def test_the_address_of_a_dead_catalog_is_no_failure(tmp_path):
     """After a crash the file is stale; the next start makes another."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    address = CatalogAddress(
-        uri="http://127.0.0.1:1", token="t", pid=gone.pid, catalog="c", warehouse="", db=None
-    )
+    address = CatalogAddress(uri="http://127.0.0.1:1", token="t", pid=gone.pid)
     write_address(str(tmp_path / "run"), address, file_system=FILES, clock=SystemClock())
     check = checks_of(tmp_path, tmp_path)["catalog"]
     assert check.ok

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
-from frazil.fs import RealFileSystem
 from frazil.lake import jars
 from frazil.lake.java import cache_directory
 
@@ -22,27 +21,14 @@ NOWHERE = {"spark.jars.repositories": "file:///nowhere"}
 CONTENTS = {"one": b"first jar", "two": b"second jar"}
 
 
-class CountingFileSystem(RealFileSystem):
-    """Remembers which files were opened."""
-
-    def __init__(self):
-        self.opened = []
-
-    def open(self, path, mode):
-        self.opened.append(os.path.basename(path))
-        return super().open(path, mode)
-
-
 @pytest.fixture
 def small(monkeypatch):
-    """Pin two small jars instead of the real ones."""
-    pinned = {
-        name: jars.Jar("org.example", name, "1.0", len(data), hashlib.sha256(data).hexdigest())
+    """Pin two small jars instead of the real one."""
+    pinned = [
+        jars.Jar("org.example", name, "1.0", len(data), hashlib.sha256(data).hexdigest())
         for name, data in CONTENTS.items()
-    }
-    sets = {"always": ("one",), "rest": (), "local": (), "s3": ("two",)}
-    found = jars.Pins("4.1", "2.13", "1.12.0", sets, pinned)
-    monkeypatch.setattr(jars, "pins", lambda: found)
+    ]
+    monkeypatch.setattr(jars, "pins", lambda: jars.Pins("4.1", "2.13", "1.12.0", tuple(pinned)))
     return pinned
 
 
@@ -51,8 +37,8 @@ def source(tmp_path):
     """A directory that has both jars."""
     place = tmp_path / "source"
     place.mkdir()
-    (place / "one-1.0.jar").write_bytes(CONTENTS["one"])
-    (place / "two-1.0.jar").write_bytes(CONTENTS["two"])
+    for name, data in CONTENTS.items():
+        (place / f"{name}-1.0.jar").write_bytes(data)
     return str(place)
 
 
@@ -66,72 +52,26 @@ def test_the_pinned_versions_belong_together():
         if line.startswith("pyspark")
     )
     assert re.match(r"pyspark>=(\d+\.\d+)\.", spark)[1] == pinned.spark
-    runtime = jars.jars_of(("rest", "local"))
-    assert [jar.artifact for jar in runtime] == [
-        f"iceberg-spark-runtime-{pinned.spark}_{pinned.scala}"
-    ]
-    assert runtime[0].version == pinned.iceberg
-
-
-def test_every_set_names_pinned_jars_with_whole_sums():
-    """A set without its jar, or a sum of another length, would be found only by a user."""
-    pinned = jars.pins()
-    assert {name for names in pinned.sets.values() for name in names} == set(pinned.jars)
-    for jar in pinned.jars.values():
-        assert re.fullmatch(r"[0-9a-f]{64}", jar.sha256)
-        assert jar.bytes > 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("kinds", "count"), [(("rest", "local"), 1), (("rest", "s3"), 2), (("glue", "s3"), 2)]
-)
-def test_kinds_add_their_jars_once(kinds, count):
-    """The bundle for S3 is there once, also if catalog and warehouse both want it."""
-    assert len(jars.jars_of(kinds)) == count
-
-
-@pytest.mark.parametrize(
-    ("catalog", "warehouse", "kinds"),
-    [
-        ("embedded", "", ("rest", "local")),
-        ("embedded", "file:///srv/tables", ("rest", "local")),
-        ("glue", "s3://bucket/tables", ("glue", "s3")),
-    ],
-)
-def test_kinds_come_from_the_settings(catalog, warehouse, kinds):
-    """The embedded catalog is asked like any REST catalog."""
-    assert jars.kinds_for(catalog, warehouse) == kinds
-
-
-def test_unknown_kinds_are_refused():
-    """The error names what is known, or the setting."""
-    with pytest.raises(InvalidRequest, match=r"rest, jdbc"):
-        jars.jars_of(("nessie",))
-    with pytest.raises(InvalidRequest):
-        jars.jars_of(("always",))
-    with pytest.raises(InvalidRequest, match=r"lake\.warehouse"):
-        jars.kinds_for("embedded", "ftp://host/x")
+    (runtime,) = pinned.jars
+    assert runtime.artifact == f"iceberg-spark-runtime-{pinned.spark}_{pinned.scala}"
+    assert runtime.version == pinned.iceberg
+    assert re.fullmatch(r"[0-9a-f]{64}", runtime.sha256)
 
 
 def test_jars_of_a_directory_are_copied_and_then_used_alone(tmp_path, small, source):
     """After the copy the directory is not needed any more."""
     cache = str(tmp_path / "cache")
     told = []
-    paths = jars.copy_jars(
-        ("rest", "s3"), source, cache_dir=cache, progress=lambda *step: told.append(step)
+    paths = jars.ensure_jars(
+        cache, conf=NOWHERE, source=source, progress=lambda *step: told.append(step)
     )
     total = sum(map(len, CONTENTS.values()))
     assert told[-1] == (total, total)
     assert [Path(path).read_bytes() for path in paths] == list(CONTENTS.values())
     for name in os.listdir(source):
         os.unlink(os.path.join(source, name))
-    assert jars.ensure_jars(("rest", "s3"), cache_dir=cache, conf=NOWHERE) == paths
-    assert sorted(os.listdir(cache)) == [
-        "one-1.0.jar",
-        "one-1.0.jar.seen",
-        "two-1.0.jar",
-        "two-1.0.jar.seen",
-    ]
+    assert jars.ensure_jars(cache, conf=NOWHERE) == paths
+    assert sorted(os.listdir(cache)) == ["one-1.0.jar", "two-1.0.jar"]
 
 
 def test_a_directory_that_lacks_a_jar_is_refused_before_anything_is_copied(tmp_path, small):
@@ -139,58 +79,27 @@ def test_a_directory_that_lacks_a_jar_is_refused_before_anything_is_copied(tmp_p
     place = tmp_path / "source"
     place.mkdir()
     with pytest.raises(NotFound, match=r"one-1\.0\.jar, two-1\.0\.jar"):
-        jars.copy_jars(("s3",), str(place), cache_dir=str(tmp_path / "cache"))
+        jars.ensure_jars(str(tmp_path / "cache"), conf={}, source=str(place))
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_jar_with_another_sum_is_not_taken(tmp_path, small, source):
-    """One changed byte: the error names the file and both sums, and the cache stays empty."""
-    cache = tmp_path / "cache"
-    path = os.path.join(source, "one-1.0.jar")
-    Path(path).write_bytes(b"first jaR")
-    with pytest.raises(CorruptionError, match="fetch the file again") as caught:
-        jars.copy_jars(("rest",), source, cache_dir=str(cache))
-    assert caught.value.details["path"] == Path(path).as_uri()
-    assert caught.value.details["expected"] == small["one"].sha256
-    assert caught.value.details["found"] == hashlib.sha256(b"first jaR").hexdigest()
-    assert os.listdir(cache) == []
-
-
 def test_a_changed_file_of_the_cache_is_found_and_not_used(tmp_path, small, source):
-    """A jar that was right once is read again when its size or time has changed."""
+    """The sum of each file is checked at each start; a copy from a directory replaces it."""
     cache = str(tmp_path / "cache")
-    (path,) = jars.copy_jars(("rest",), source, cache_dir=cache)
+    path, _other = jars.ensure_jars(cache, conf={}, source=source)
     Path(path).write_bytes(b"first jaR")
-    os.utime(path, ns=(1, 1))
-    (state,) = jars.inspect_jars(("rest",), cache)
-    assert state.state == "wrong"
     with pytest.raises(CorruptionError, match="remove this file") as caught:
-        jars.ensure_jars(("rest",), cache_dir=cache, conf=NOWHERE)
+        jars.ensure_jars(cache, conf=NOWHERE)
     assert caught.value.details["path"] == path
-    jars.copy_jars(("rest",), source, cache_dir=cache)
-    assert jars.inspect_jars(("rest",), cache)[0].state == "ok"
-
-
-def test_a_file_is_summed_up_once_and_again_only_when_it_was_touched(tmp_path, small, source):
-    """A start does not read 50 MB again; a new time of the file makes it."""
-    cache = str(tmp_path / "cache")
-    (path,) = jars.copy_jars(("rest",), source, cache_dir=cache)
-    counting = CountingFileSystem()
-    assert jars.missing_jars(("rest",), cache, file_system=counting) == []
-    assert counting.opened == ["one-1.0.jar.seen"]
-    os.utime(path, ns=(1, 1))
-    assert jars.missing_jars(("rest",), cache, file_system=counting) == []
-    assert "one-1.0.jar" in counting.opened
-    counting.opened.clear()
-    assert jars.missing_jars(("rest",), cache, file_system=counting) == []
-    assert counting.opened == ["one-1.0.jar.seen"]
+    jars.ensure_jars(cache, conf={}, source=source)
+    assert Path(path).read_bytes() == CONTENTS["one"]
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, small, source):
     """The error says where, and how to move it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(Unavailable, match="XDG_CACHE_HOME"):
-        jars.copy_jars(("rest",), source, cache_dir=str(tmp_path / "file"))
+        jars.ensure_jars(str(tmp_path / "file" / "cache"), conf={}, source=source)
 
 
 @pytest.fixture
@@ -222,12 +131,11 @@ def mirror(tmp_path):
 def test_jars_are_fetched_once_from_the_first_repository_that_has_them(tmp_path, small, mirror):
     """Progress counts bytes of all jars; a second call asks for nothing."""
     address, asked = mirror
-    cache = str(tmp_path / "cache")
     conf = {"spark.jars.repositories": f"{address}/absent, {address}/"}
     told = []
     for _call in range(2):
         paths = jars.ensure_jars(
-            ("s3",), cache_dir=cache, conf=conf, progress=lambda *step: told.append(step)
+            str(tmp_path / "cache"), conf=conf, progress=lambda *step: told.append(step)
         )
         assert [Path(path).read_bytes() for path in paths] == list(CONTENTS.values())
     assert asked == [
@@ -247,24 +155,22 @@ def test_a_jar_that_a_mirror_changed_is_not_used(tmp_path, small, mirror, data):
     place.write_bytes(data)
     conf = {"spark.jars.repositories": mirror[0]}
     with pytest.raises(CorruptionError, match="mirror may have changed it") as caught:
-        jars.ensure_jars(("rest",), cache_dir=str(tmp_path / "cache"), conf=conf)
-    assert caught.value.details["expected"] == small["one"].sha256
-    assert os.listdir(tmp_path / "cache") == []
+        jars.ensure_jars(str(tmp_path / "cache"), conf=conf)
+    assert caught.value.details["expected"] == small[0].sha256
+    assert not (tmp_path / "cache").exists()
 
 
 def test_an_unreachable_repository_is_one_sentence_with_the_way_out(tmp_path, small):
     """Nothing is left in the cache; the error names the setting, `--jars` and the address."""
     cache = tmp_path / "cache"
     with pytest.raises(Unavailable) as caught:
-        jars.ensure_jars(("rest",), cache_dir=str(cache), conf=NOWHERE)
+        jars.ensure_jars(str(cache), conf=NOWHERE)
     text = str(caught.value)
     for words in ("lake.spark.conf", "--jars DIR", "https_proxy", "file:///nowhere/org/example"):
         assert words in text
-    assert os.listdir(cache) == []
+    assert not cache.exists()
     with pytest.raises(InvalidRequest, match="http"):
-        jars.ensure_jars(
-            ("rest",), cache_dir=str(cache), conf={"spark.jars.repositories": "ftp://host"}
-        )
+        jars.ensure_jars(str(cache), conf={"spark.jars.repositories": "ftp://host"})
 
 
 def test_without_a_setting_the_default_of_sparks_resolver_is_used():

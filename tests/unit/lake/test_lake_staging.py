@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.config import LakeSparkSettings
-from frazil.config.sections import LakeSettings, LakeWriterSettings
+from frazil.config.sections import LakeSettings, LakeWorkerSettings
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.lake.plan import (
     before_gaps,
@@ -167,7 +167,7 @@ def test_a_plan_is_as_large_as_the_memory_of_its_writers_allows():
     found = [
         plan_bytes(
             LakeSettings(
-                writer=LakeWriterSettings(max_memory_bytes=memory << 20),
+                worker=LakeWorkerSettings(heap_bytes=memory << 22),
                 spark=LakeSparkSettings(conf={"spark.master": master}),
             )
         )

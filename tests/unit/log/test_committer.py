@@ -21,6 +21,7 @@ from frazil.log.reader import LogSource
 from frazil.model import Ack, TopicSpec
 from tests.crash.driven_log import codec_of, log_settings, read_topic
 from tests.support.faulty_fs import Fault, FaultyFileSystem
+from tests.support.log_limits import set_log_limits
 
 WAIT_S = 20
 
@@ -50,8 +51,9 @@ def entry(topic, data, waiter, count=0):
 
 
 @contextmanager
-def running(tmp_path, file_system=None, **settings):
+def running(tmp_path, file_system=None, *, limits=None, **settings):
     """A committer over a journal with topic 1, stopped at the end."""
+    set_log_limits(**(limits or {}))
     file_system = file_system or RealFileSystem()
     journal = Journal.open(
         file_system,
@@ -120,7 +122,7 @@ def test_what_waits_together_is_one_group(tmp_path):
 
 def test_a_full_queue_refuses(tmp_path):
     """Beyond the limits `submit` says no and waiting for room ends in Overloaded."""
-    with running(tmp_path, queue_records_max=3, queue_wait_s=0.05) as committer:
+    with running(tmp_path, limits={"queue_records_max": 3, "queue_wait_s": 0.05}) as committer:
         blocked = Blocked(committer)
         topic = committer.journal.state.topics[1]
         waiting = [Pending() for _ in range(3)]
@@ -134,7 +136,7 @@ def test_a_full_queue_refuses(tmp_path):
 
 def test_room_in_the_queue_lets_a_waiting_publish_in(tmp_path):
     """A publish that waits for room goes on when the thread has taken the queue."""
-    with running(tmp_path, queue_records_max=1, queue_wait_s=WAIT_S) as committer:
+    with running(tmp_path, limits={"queue_records_max": 1, "queue_wait_s": WAIT_S}) as committer:
         blocked = Blocked(committer)
         topic = committer.journal.state.topics[1]
         assert committer.submit(entry(topic, b"first", Pending()))
@@ -181,7 +183,7 @@ def test_stop_commits_what_waits(tmp_path):
 def test_a_failing_sync_answers_all_waiters(tmp_path):
     """Every waiter of the group gets an unknown outcome, every later call is closed."""
     faulty = FaultyFileSystem(RealFileSystem())
-    with running(tmp_path, faulty, marker_delay_s=60.0) as committer:
+    with running(tmp_path, faulty, limits={"marker_delay_s": 60.0}) as committer:
         blocked = Blocked(committer)
         topic = committer.journal.state.topics[1]
         waiting = [Pending() for _ in range(10)]
@@ -324,7 +326,7 @@ def test_asyncio_futures_are_settled_on_their_loop(tmp_path):
 
 def test_an_idle_log_is_marked_and_rotated_by_time(tmp_path):
     """The thread wakes by itself for what is due."""
-    with running(tmp_path, marker_delay_s=0.01) as committer:
+    with running(tmp_path, limits={"marker_delay_s": 0.01}) as committer:
         publish(committer, b"x")
         journal = committer.journal
         deadline = threading.Event()

@@ -8,6 +8,7 @@ import pytest
 
 from frazil.errors import Closed, Conflict, Overloaded, Unavailable
 from frazil.log.codec import PLAIN
+from frazil.log.journal import SEGMENT_AGE_MAX_S
 from frazil.model import Ack
 from tests.crash.driven_log import DrivenLog, log_settings
 from tests.support import SimulatedFileSystem
@@ -90,7 +91,7 @@ def test_rotation_by_size_and_by_age(disk):
     for _ in range(3):
         log.plain(1, bytes(40 << 10))
     assert len(log.journal.segments) == 3
-    log.clock.advance(log.settings.segment_age_max_s + 1)
+    log.clock.advance(SEGMENT_AGE_MAX_S + 1)
     log.journal.tick()
     assert len(log.journal.segments) == 4
     assert len(log.read(1).records) == 3
@@ -125,7 +126,7 @@ def test_rotation_by_age_waits_for_room(disk):
     """The clock's rotation is tried again later when the disk is full."""
     log = faulty_log(disk, Fault("open", error=errno.ENOSPC))
     log.plain(1, b"x")
-    log.clock.advance(log.settings.segment_age_max_s + 1)
+    log.clock.advance(SEGMENT_AGE_MAX_S + 1)
     assert log.journal.tick() is not None
     assert len(log.journal.segments) == 1
     log.journal.tick()

@@ -179,7 +179,7 @@ def settings(**more):
     return Settings(
         data_dir="/data",
         memory={"enabled": False},
-        log={"prefill_bytes": 0, "ballast_bytes": 0, "free_bytes_min": 0, "free_ratio_min": 0},
+        log={"ballast_bytes": 0, "free_bytes_min": 0, "free_ratio_min": 0},
         objects={"store": "memory", "root": "test"},
         **more,
     )

@@ -13,6 +13,7 @@ from frazil.errors import Closed, CorruptionError, InvalidRequest, Unavailable
 from frazil.metadata import SqliteStore, Transaction, entries, move_aside, sqlite_file
 from frazil.metadata.sqlite_file import APPLICATION_ID, SCHEMA_VERSION
 from tests.support import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
+from tests.support.log_limits import set_log_limits
 
 PATH = "/data/metadata.db"
 EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
@@ -32,8 +33,9 @@ def new_disk():
     return disk
 
 
-def open_store(disk, *, path=PATH, quick_check=True):
-    return SqliteStore.open(path, file_system=disk, clock=SimulatedClock(), quick_check=quick_check)
+def open_store(disk, *, path=PATH, check_at_open=True):
+    set_log_limits(check_at_open=check_at_open)
+    return SqliteStore.open(path, file_system=disk, clock=SimulatedClock())
 
 
 def content(store):
@@ -199,7 +201,7 @@ def test_damage_found_while_reading_stops_the_store(disk, tmp_path):
     connection.execute("UPDATE entries SET value = x'00' WHERE key = '/last'")
     connection.close()
     disk.load(tmp_path, "/data")
-    with open_store(disk, quick_check=False) as store:
+    with open_store(disk, check_at_open=False) as store:
         assert store.get("/topic/011").version == 1
         with pytest.raises(CorruptionError):
             store.list("/")
@@ -270,10 +272,10 @@ def test_damaged_file_can_be_moved_aside(disk):
 def open_then_fail(disk, verb, error):
     """Open the store so that the first call of `verb` after the opening fails."""
     counting = FaultyFileSystem(disk.kill_clone())
-    open_store(counting, quick_check=False)
+    open_store(counting, check_at_open=False)
     calls = sum(call.verb == verb for call in counting.trace)
     faulty = FaultyFileSystem(disk, [Fault(verb, calls + 1, error=error)])
-    return faulty, open_store(faulty, quick_check=False)
+    return faulty, open_store(faulty, check_at_open=False)
 
 
 @pytest.mark.parametrize("verb", ["write_at", "sync"])

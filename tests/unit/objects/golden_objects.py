@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from frazil.log import format as fmt
-from frazil.objects.descriptor import Garbage, Intent, encode_row
+from frazil.objects.descriptor import Garbage, Intent, ObjectsState, encode_row
 from scripts.make_golden import ARROW_ROWS, PinnedCodec, arrow_payloads
 from tests.unit.objects.objects_world import ObjectsWorld
 
@@ -47,7 +47,7 @@ def golden_files():
     for key, entry in world.metadata._memory.entries.items():
         if key.startswith("/objects/"):
             files[key.removeprefix("/objects/").replace("/", "-") + ".row"] = entry.value
-    files["intent.row"] = encode_row(Intent("key", 1, 2, 3))
+    files["intent.row"] = encode_row(ObjectsState(0, 1, 2, Intent("key", 1, 3)))
     files["garbage.row"] = encode_row(Garbage("key", 5, "why"))
     return files
 

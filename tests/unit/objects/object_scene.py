@@ -111,7 +111,7 @@ def object_of(
 
 def key_of(first, end, *, epoch=1, broker=BROKER):
     """Return the key of an object of the topic."""
-    return object_key(KeyParts(broker, TOPIC, UID, first, end, epoch, "00000000"))
+    return object_key(KeyParts(broker, TOPIC, UID, first, epoch, f"{end:08x}"))
 
 
 class Scene:

@@ -10,7 +10,7 @@ from frazil.log import format as fmt
 from frazil.metadata import MemoryStore
 from frazil.objects import format as objects
 from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
-from frazil.objects.frames import JournalFrames
+from frazil.objects.frames import TopicFrames
 from frazil.objects.writer import Uploader
 from tests.crash.driven_log import DrivenLog
 from tests.support import SimulatedClock, SimulatedFileSystem
@@ -19,16 +19,30 @@ from tests.support.simulated_store import SimulatedStore
 BROKER = bytes(range(16))
 
 
+class Runtimes:
+    """The topics of a journal, as far as uploads need them."""
+
+    def __init__(self, log):
+        self._log = log
+
+    def get(self, topic_id):
+        state = self._log.journal.state.topics.get(topic_id)
+        if state is None:
+            return None
+        log = types.SimpleNamespace(source=self._log.source)
+        return types.SimpleNamespace(state=state, name=state.spec.name, tiers=None, log=log)
+
+
 class ObjectsWorld:
     """Everything that an upload needs, without faults."""
 
     def __init__(self, *, object_bytes_max=1 << 30, index_bytes=1 << 20):
-        self.settings = types.SimpleNamespace(object_bytes_max=object_bytes_max)
+        self.object_bytes_max = object_bytes_max
         self.index_bytes = index_bytes
         self.clock = SimulatedClock(1)
         self.disk = SimulatedFileSystem()
         self.log = DrivenLog(self.disk)
-        self.frames = JournalFrames(self.log.journal)
+        self.frames = TopicFrames(Runtimes(self.log))
         self.store = SimulatedStore(self.clock)
         self.metadata = MemoryStore(clock=self.clock)
         self.start()
@@ -44,7 +58,7 @@ class ObjectsWorld:
             self.frames,
             broker=BROKER,
             clock=self.clock,
-            settings=self.settings,
+            object_bytes_max=self.object_bytes_max,
         )
         self.uploader.index_bytes = self.index_bytes
 

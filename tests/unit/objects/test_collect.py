@@ -122,7 +122,7 @@ def test_what_is_registered_while_the_store_is_listed_stays(scene):
     scene.age()
 
     def register(step):
-        if step == "list answered" and not scene.catalog.in_use(key):
+        if step == "list answered" and key not in scene.catalog.keys_in_use():
             scene.catalog.register(TOPIC, descriptor_of(footer, key=key, size=len(data), etag=""))
 
     scene.store.on_step = register
@@ -137,7 +137,7 @@ def test_an_upload_under_way_is_in_use(scene):
     scene.store.put(key, data)
     scene.age()
     assert [meta.key for meta in scene.collector.cycle().condemned] == [key]
-    scene.catalog.begin(TOPIC, Intent(key, 0, 4, 1))
+    scene.catalog.begin(TOPIC, Intent(key, 0, 1))
     for _ in range(2):
         assert scene.collector.cycle().deleted == []
     assert key in scene.store.objects

@@ -1,16 +1,19 @@
-"""Frames of a journal for uploads: whole ones, durable ones, verified."""
+"""Objects of a journal's frames: whole ones, durable ones, verified, with the gaps between them."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 
 from frazil.errors import CorruptionError, NotFound
 from frazil.log import format as fmt
+from frazil.objects import format as objects
 from frazil.objects import frames as module
-from frazil.objects.format import INDEX_ENTRIES_MAX, Range
-from frazil.objects.frames import FooterStats
+from frazil.objects.format import HEADER_BYTES, Range
+from frazil.objects.writer import ObjectBuilder
 from tests.crash.reference_log import walk_frames
-from tests.unit.objects.objects_world import ObjectsWorld
+from tests.unit.objects.objects_world import BROKER, ObjectsWorld, footer_of
 
 
 @pytest.fixture
@@ -33,24 +36,23 @@ def _is_data(frame, topic):
     return frame.topic == topic and frame.kind <= fmt.KIND_ROWS
 
 
-def runs(world, topic, *, bytes_max, first=0):
-    """Return all runs of a topic, one behind another."""
-    found = []
+def built(world, topic, first=0, *, end=None, **options):
+    """Return an object's frames and footer."""
+    end = world.frames.available(topic)[1] if end is None else end
+    builder = ObjectBuilder(world.frames, topic, first=first, end=end, **options)
+    data = b"".join(builder.pieces(broker=BROKER, epoch=1, created_us=1))
+    footer = footer_of(data)
+    assert (footer.first, footer.end) == (first, builder.offset)
+    return data[HEADER_BYTES : HEADER_BYTES + footer.length], footer
+
+
+def all_built(world, topic, **options):
+    """Return all objects of a topic, one behind another."""
+    first, found = 0, []
     while first < world.frames.available(topic)[1]:
-        run = world.frames.frames(topic, first, bytes_max=bytes_max)
-        assert run.first == first
-        assert run.end > first
-        found.append(run)
-        first = run.end
+        found.append(built(world, topic, first, **options))
+        first = found[-1][1].end
     return found
-
-
-def stats_of(first=0, index_bytes=1 << 20):
-    return FooterStats(first=first, position=64, index_bytes=index_bytes)
-
-
-def joined(run, stats=None):
-    return b"".join(bytes(piece) for piece in run.read(stats or stats_of(run.first)))
 
 
 def fill(world):
@@ -67,116 +69,77 @@ def fill(world):
 
 
 @pytest.mark.parametrize("bytes_max", [1, 3000, 1 << 30])
-@pytest.mark.parametrize("window_bytes", [200, 4096, 1 << 20])
-def test_ranges_have_all_frames_verbatim(world, bytes_max, window_bytes, monkeypatch):
-    """However small ranges and reads are, they give the journal's frames, each of them once."""
-    monkeypatch.setattr(module, "WINDOW_BYTES", window_bytes)
-    monkeypatch.setattr(module, "FITTING_FRAMES", 7)
+@pytest.mark.parametrize("read_bytes", [200, 4096, 1 << 20])
+def test_objects_have_all_frames_verbatim(world, bytes_max, read_bytes, monkeypatch):
+    """However small objects and reads are, they give the journal's frames, each of them once."""
+    monkeypatch.setattr(module, "READ_BYTES", read_bytes)
     fill(world)
     for topic in (1, 2):
-        expected = b"".join(written(world, topic))
-        found = runs(world, topic, bytes_max=bytes_max)
-        for run in found:
-            stats = stats_of(run.first)
-            assert len(joined(run, stats)) == run.size == stats.position - 64
-            assert stats.records == run.end - run.first
-        assert b"".join(joined(run) for run in found) == expected
-    assert len(runs(world, 1, bytes_max=1)) == 60
+        found = all_built(world, topic, bytes_max=bytes_max)
+        assert b"".join(frames for frames, _ in found) == b"".join(written(world, topic))
+        assert all(footer.records == footer.end - footer.first for _, footer in found)
+    assert len(all_built(world, 1, bytes_max=1)) == 60
 
 
-def test_stats_have_the_fields_of_a_footer(world):
+def test_a_footer_has_what_its_frames_have(world):
     """Records, frames, times, LSNs, producers and an index with an entry every so many bytes."""
     fill(world)
-    (run,) = runs(world, 1, bytes_max=1 << 30)
-    stats = stats_of(0, 2000)
-    data = joined(run, stats)
-    heads, position = [], 0
+    data, footer = built(world, 1, index_bytes=2000)
+    heads, position = {}, 0
     while position < len(data):
-        heads.append((position + 64, fmt.read_head(data, position)))
-        position += fmt.FRAME_PREFIX_BYTES + heads[-1][1].length
-    assert (stats.records, stats.frames) == (120, 60)
-    assert stats.time_first_us == heads[0][1].time
-    assert stats.time_last_us == max(head.time for _, head in heads)
-    assert stats.lsn_last == heads[-1][1].lsn
-    assert {run.producers[number] for number in stats.producers} == {"p"}
-    places = {at: (head.offset, head.time) for at, head in heads}
-    assert [(e.offset, e.time_us) for e in stats.entries] == [
-        places[e.position] for e in stats.entries
+        head = heads[position + HEADER_BYTES] = fmt.read_head(data, position)
+        position += fmt.FRAME_PREFIX_BYTES + head.length
+    assert (footer.records, footer.frames) == (120, 60)
+    times = [head.time for head in heads.values()]
+    assert (footer.time_first_us, footer.time_last_us) == (times[0], max(times))
+    assert footer.lsn_last == head.lsn
+    assert set(footer.producers.values()) == {"p"}
+    entries = objects.unpack_index(footer.index)
+    assert [(e.offset, e.time_us) for e in entries] == [
+        (heads[e.position].offset, heads[e.position].time) for e in entries
     ]
-    steps = [
-        b.position - a.position for a, b in zip(stats.entries, stats.entries[1:], strict=False)
-    ]
-    assert stats.entries[0].position == 64
+    positions = [entry.position for entry in entries]
+    steps = [b - a for a, b in itertools.pairwise(positions)]
+    assert positions[0] == HEADER_BYTES
     assert steps
     assert all(2000 <= step < 3000 for step in steps)
 
 
-def test_the_index_of_a_very_large_object_thins_out():
-    """An index never has more than its limit, its entries stay evenly apart, the first stays."""
-    stats = stats_of(0, 8)
-    for number in range(INDEX_ENTRIES_MAX * 5):
-        head = fmt.FRAME_HEAD.pack(number, 64, 0, 1, b"", 0, 0, 1, 1, 0, 1, 0, 1, 0, 5, 0, 0)
-        stats.add(head, b"", [80])
-    assert INDEX_ENTRIES_MAX / 4 < len(stats.entries) <= INDEX_ENTRIES_MAX
-    assert stats.entries[0].offset == 0
-    steps = [
-        b.position - a.position for a, b in zip(stats.entries, stats.entries[1:], strict=False)
-    ]
-    assert max(steps) <= 16 * 80
-
-
-def test_gaps_are_part_of_a_run(world):
-    """Gaps before, between and behind frames are told, and the run covers them."""
+def test_gaps_are_part_of_an_object(world):
+    """Gaps before, between and behind frames are named, and one beyond the end is left out."""
     world.gap(1, 0, 5)
     world.log.plain(1, b"a")
     world.gap(1, 6, 9)
     world.log.plain(1, b"b", b"c")
     world.gap(1, 11, 20)
-    assert world.log.topic(1).durable == 20
-    run = world.frames.frames(1, 0, bytes_max=1 << 20)
-    assert (run.first, run.end) == (0, 20)
+    _data, footer = built(world, 1)
     ranges = [Range(0, 5, "gap", "declared"), Range(6, 9, "gap", "declared")]
-    assert run.ranges == (*ranges, Range(11, 20, "gap", "declared"))
-    stats = stats_of(0, 100)
-    joined(run, stats)
-    assert stats.records == 3
-    inside = world.frames.frames(1, 2, bytes_max=1 << 20, end=9)
-    assert (inside.first, inside.end) == (2, 9)
-    assert inside.ranges == (Range(2, 5, "gap", "declared"), ranges[1])
+    assert (footer.end, footer.records) == (20, 3)
+    assert footer.ranges == (*ranges, Range(11, 20, "gap", "declared"))
+    _data, footer = built(world, 1, 2, end=11)
+    assert (footer.end, footer.ranges) == (11, (Range(2, 5, "gap", "declared"), ranges[1]))
+    assert built(world, 1, end=15)[1].end == 11
 
 
-def test_an_end_inside_a_gap_or_a_frame_is_not_reached(world):
-    """A run with a limit ends with the last whole frame or gap below it."""
-    world.log.plain(1, b"a", b"b")
-    world.log.plain(1, b"c", b"d")
-    world.gap(1, 4, 9)
-    assert world.frames.frames(1, 0, bytes_max=1 << 20, end=3).end == 2
-    assert world.frames.frames(1, 0, bytes_max=1 << 20, end=6).end == 4
-    empty = world.frames.frames(1, 0, bytes_max=1 << 20, end=1)
-    assert (empty.end, empty.size, joined(empty)) == (0, 0, b"")
-
-
-def test_a_run_may_begin_inside_a_frame(world):
-    """The frame is given whole; the records below the run's first offset do not count."""
+def test_an_object_may_begin_inside_a_frame(world):
+    """The frame is given whole; the records below the object's first offset do not count."""
     world.log.plain(1, b"a", b"b", b"c")
     world.log.plain(1, b"d")
-    run = world.frames.frames(1, 2, bytes_max=1 << 20)
-    stats = stats_of(2, 100)
-    assert joined(run, stats) == b"".join(written(world, 1))
-    assert (run.first, run.end, stats.records) == (2, 4, 2)
+    data, footer = built(world, 1, 2)
+    assert data == b"".join(written(world, 1))
+    assert (footer.first, footer.end, footer.records) == (2, 4, 2)
 
 
 def test_nothing_beyond_durable_is_given(world):
-    """What was acked before its sync is no part of any run until it is synced."""
+    """What was acked before its sync is no part of any object until it is synced."""
     world.log.create(4, "/default/loose", sync="none")
     world.log.plain(4, b"early")
     world.log.plain(1, b"synced")
     world.log.plain(4, b"late")
-    start, durable = world.frames.available(4)
-    assert (start, durable) == (0, 1)
-    assert world.frames.frames(4, 0, bytes_max=1 << 20).end == 1
+    assert world.frames.available(4) == (0, 1)
+    assert built(world, 4)[1].end == 1
     world.log.plain(1, b"synced again")
-    assert world.frames.frames(4, 0, bytes_max=1 << 20).end == 2
+    assert built(world, 4)[1].end == 2
 
 
 def test_freed_frames_are_not_found(world):
@@ -185,21 +148,18 @@ def test_freed_frames_are_not_found(world):
     world.log.journal.rotate()
     world.log.journal.seal_one()
     world.log.plain(1, b"new")
-    run = world.frames.frames(1, 0, bytes_max=1 << 20)
-    before = joined(run)
     world.log.free(2)
     with pytest.raises(NotFound) as caught:
-        world.frames.frames(1, 0, bytes_max=1 << 20)
+        world.frames.frames(1, offset=0, end=2)
     assert caught.value.details["offset_first"] == world.log.topic(1).start > 0
-    assert joined(run) == before, "a run that was begun keeps its files"
     with pytest.raises(NotFound):
         world.frames.available(9)
 
 
-@pytest.mark.parametrize("window_bytes", [64, 1 << 20])
-def test_damage_is_named(world, window_bytes, monkeypatch):
+@pytest.mark.parametrize("read_bytes", [64, 1 << 20])
+def test_an_object_ends_before_damage_and_none_begins_with_it(world, read_bytes, monkeypatch):
     """A flipped bit is found, and the error names the offsets."""
-    monkeypatch.setattr(module, "WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(module, "READ_BYTES", read_bytes)
     for number in range(5):
         world.log.plain(1, b"%d" % number * 100)
     files = {path: world.disk.read_bytes(path) for path in world.disk.paths()}
@@ -209,7 +169,7 @@ def test_damage_is_named(world, window_bytes, monkeypatch):
         data[frame.end - 9] ^= 1
 
     world.disk.corrupt(frame.path, flip)
-    run = world.frames.frames(1, 0, bytes_max=1 << 20)
+    assert built(world, 1)[1].end == 3
     with pytest.raises(CorruptionError) as caught:
-        joined(run, stats_of(0, 100))
+        built(world, 1, 3)
     assert (caught.value.details["offset_first"], caught.value.details["offset_next"]) == (3, 4)

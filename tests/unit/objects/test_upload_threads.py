@@ -38,7 +38,7 @@ def wait_and_free(world):
 
 
 def test_uploads_run_next_to_the_journal():
-    """Every record is in objects once, with two upload threads, while segments come and go."""
+    """Every record is in objects once, with a thread a topic, while segments come and go."""
     world = ObjectsWorld(object_bytes_max=20_000, index_bytes=1_000)
     for topic in TOPICS:
         world.log.create(topic, f"/default/t{topic}")
@@ -46,16 +46,15 @@ def test_uploads_run_next_to_the_journal():
     done = threading.Event()
     failures = []
 
-    def uploading():
+    def uploading(topic):
         try:
             while not done.is_set():
-                for topic in TOPICS:
-                    world.uploader.cycle(topic)
+                world.uploader.cycle(topic)
         except BaseException as error:
             failures.append(error)
             raise
 
-    threads = [threading.Thread(target=uploading) for _ in range(2)]
+    threads = [threading.Thread(target=uploading, args=(topic,)) for topic in TOPICS]
     for thread in threads:
         thread.start()
     try:

@@ -9,7 +9,7 @@ from frazil.log import format as fmt
 from frazil.objects import format as objects
 from frazil.objects import writer as module
 from frazil.objects.store import PIECE_BYTES_MAX
-from frazil.objects.writer import RETRY_DELAY_MAX_S, STREAM_BYTES, UploadMemory
+from frazil.objects.writer import RETRY_DELAY_MAX_S
 from tests.crash.reference_log import walk_frames
 from tests.support.simulated_fs import SimulatedCrash
 from tests.unit.objects.objects_world import BROKER, ObjectsWorld, footer_of
@@ -55,7 +55,7 @@ def test_a_topic_is_uploaded_object_by_object(world):
     assert len(picture.descriptors) > 2
     assert all(found.length <= 2000 for found in picture.descriptors)
     assert world.uploader.objects_uploaded == len(picture.descriptors) == len(world.store.written)
-    assert world.catalog.intent(1) is None
+    assert world.catalog.topic(1).state.intent is None
     assert world.uploader.troubles == {}
 
 
@@ -73,7 +73,7 @@ def test_an_object_describes_itself(world):
     assert found.index == descriptor.index
     parts = objects.parse_key(descriptor.key)
     assert (parts.broker, parts.topic, parts.uid) == (BROKER, 1, found.uid)
-    assert (parts.first, parts.end, parts.epoch) == (0, 10, 1)
+    assert (parts.first, parts.epoch) == (0, 1)
     assert "orders" not in descriptor.key
     for entry in descriptor.entries():
         assert fmt.read_head(data, entry.position).offset == entry.offset
@@ -220,8 +220,7 @@ def test_large_objects_are_streamed_in_pieces():
 def test_a_store_that_takes_no_large_object_gets_smaller_ones(world, monkeypatch):
     """Where uploads of many parts fail again and again, objects shrink to one request each."""
     monkeypatch.setattr(module, "PIECE_BYTES_MAX", 4_000)
-    monkeypatch.setattr(module, "FOOTER_ROOM_BYTES", 1_000)
-    world.settings.object_bytes_max = 20_000
+    world.uploader.object_bytes_max = 20_000
 
     def broken(key, pieces):
         del pieces
@@ -237,21 +236,3 @@ def test_a_store_that_takes_no_large_object_gets_smaller_ones(world, monkeypatch
         world.clock.advance(120)
     assert len(world.records(1)) == 30
     assert 1 not in world.uploader.troubles
-
-
-def test_uploads_in_flight_are_bounded():
-    """What all uploads have in memory together stays within the limit."""
-    memory = UploadMemory(2 * STREAM_BYTES)
-    first, second = memory.take(1 << 40), memory.take(1 << 40)
-    assert first == second == STREAM_BYTES
-    memory.give(first)
-    assert memory.take(1000) == 1000
-
-
-def test_a_topic_that_another_thread_uploads_is_left_alone(world):
-    """One thread a topic: a second one does nothing and notes no trouble."""
-    fill(world, 3)
-    with world.catalog.claim(1):
-        assert not world.uploader.cycle(1)
-    assert world.uploader.troubles == {}
-    assert world.uploader.cycle(1)

@@ -17,6 +17,7 @@ from frazil.model import OP_DELETE, OP_UPSERT
 from frazil.query.engine import QueryEngine
 from frazil.query.pool import PoolLimits
 from frazil.query.views import ChunkView, TopicInfo
+from frazil.tiers.disk.format import ColumnRange
 
 TIME = pa.timestamp("us", "UTC")
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -89,7 +90,7 @@ class Part:
             array = batch.column(batch.schema.get_field_index(field.name))
             bounds = bounds_of(array)
             if bounds is not None:
-                columns[field.name] = (*bounds, array.null_count)
+                columns[field.name] = ColumnRange(*bounds, array.null_count)
         times = [record[0] for record in records]
         self.files.append(
             SimpleNamespace(
@@ -103,8 +104,8 @@ class Part:
                 time_first=min(times),
                 time_last=max(times),
                 columns=columns,
-                partition_values=(),
                 deletes=sum(record[1] == OP_DELETE for record in records),
+                unmatched=0,
             )
         )
 
@@ -142,6 +143,7 @@ class Snapshot:
         self.cut = min(part.flushed, end)
         self.files = tuple(file for file in part.files if file.offset_first < self.cut)
         self._newest, self._dead = part.state(end) if part.topic.key else ({}, set())
+        self.dead = np.array(sorted(o for o in self._dead if o < self.cut), np.int64)
         self.chunks = tuple(self._chunks(state=state and bool(part.topic.key)))
 
     def _chunks(self, *, state):
@@ -160,7 +162,7 @@ class Snapshot:
                 live = None if all(marks) else np.array(marks)
             batch = self._part._batch(same, version)
             times = [(1, record[0]) for record in same]
-            yield ChunkView(batch, first, times, live, chunk_bounds(batch))
+            yield ChunkView(batch, first, times, live, chunk_bounds(batch), self.part)
             first = last
 
     def file_path(self, file):
@@ -172,9 +174,6 @@ class Snapshot:
 
     def file_schema(self, file):
         return self._part.topic.schemas[file.schema]
-
-    def dead(self):
-        return np.array(sorted(offset for offset in self._dead if offset < self.cut), np.int64)
 
     def get_many(self, keys):
         return [self._row(key) for key in keys]
@@ -235,21 +234,19 @@ class SmallTiers:
     def topics(self):
         return {name: topic.info() for name, topic in self.all.items()}
 
-    def wait(self, requests, min_offset):
-        for request in requests:
-            parts = self.all[request.topic].parts
+    def wait(self, wanted, min_offset):
+        for topic in wanted:
+            parts = self.all[topic].parts
             if any(len(part.records) <= min_offset for part in parts):
                 raise InvalidRequest("offset does not exist", offset=min_offset)
 
-    def snapshot(self, requests, *, as_of_offset=None, as_of_time=None, min_offset=None):
+    def snapshot(self, wanted, *, as_of_offset=None, as_of_time=None, min_offset=None):
         self.snapshots += 1
         found = {}
-        for request in requests:
-            parts = self.all[request.topic].parts
+        for topic, state in wanted.items():
+            parts = self.all[topic].parts
             assert min_offset is None or all(len(p.records) > min_offset for p in parts)
-            found[request.topic] = [
-                part.snapshot(_end(part, as_of_offset), state=request.state) for part in parts
-            ]
+            found[topic] = [part.snapshot(_end(part, as_of_offset), state=state) for part in parts]
         return found
 
     def lookup(self, topic, keys, *, min_offset=None):

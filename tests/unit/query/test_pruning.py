@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.model import OP_DELETE
+from frazil.tiers.disk.format import ColumnRange
 from tests.unit.query.small_tiers import EPOCH, SmallTiers
 
 HOUR = dt.timedelta(hours=1)
@@ -259,7 +260,7 @@ def test_facts_of_another_kind_exclude_nothing(tiers, engine):
     part = tiers.create("strange", {"n": pa.int64()})
     part.append({"n": 1})
     part.flush()
-    part.files[0].columns["n"] = ("a", b"b", 0)
+    part.files[0].columns["n"] = ColumnRange("a", b"b", 0)
     assert engine.query("SELECT n FROM strange WHERE n > 0").rows() == [(1,)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.subscribe import Change, Deliver, Dispatch, FailurePolicy, Limits
+from frazil.subscribe import Change, Deliver, Dispatch, FailurePolicy, Limits, Read
 
 MUCH = 1 << 40
 
@@ -40,11 +40,18 @@ class Desk:
     def poll(self, after_ms=0):
         """Let time pass; return `(consumer, offset, attempt)` of all deliveries.
 
-        Changes wait in `changes` for `sync`, all else is in `others`.
+        What must be read again is read at once. Changes wait in `changes` for `sync`, all else is
+        in `others`.
         """
         self.now += after_ms
         delivered = []
-        for action in self.dispatch.poll(self.now):
+        actions = self.dispatch.poll(self.now)
+        while self.dispatch.reading:
+            actions.remove(Read())
+            for offset in list(self.dispatch.reading):
+                self.dispatch.loaded(offset, offset)
+            actions += self.dispatch.poll(self.now)
+        for action in actions:
             if isinstance(action, Deliver):
                 attempts = action.attempts or [1] * len(action.offsets)
                 pairs = zip(action.offsets, attempts, strict=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from frazil.subscribe import Cause, Cursor, NoticeKind, SubscriptionType
 from tests.unit.subscribe.desk import Desk
 
@@ -189,43 +187,9 @@ def test_a_stuck_key_cannot_fill_memory():
     assert desk.offsets() == [0]
     assert desk.dispatch.room == 0
     assert desk.dispatch.status().paused == "waiting keys"
-    assert [each.kind for each in desk.told()] == [NoticeKind.PAUSED]
     desk.ack(0)
     desk.sync()
     assert desk.dispatch.room == 1
-
-
-def test_a_pause_is_told_once_while_acks_make_room_for_one_each():
-    """Two hundred acks at the limit are one event, and its end is told when a quarter is free."""
-    desk = desk_of(1, limits={"held_max": 8})
-    desk.feed(keys=["a"] * 8)
-    out = desk.offsets()
-    for _ in range(200):
-        desk.ack(*out)
-        desk.sync()
-        out = desk.offsets()
-        desk.feed(keys=["a"])
-        assert desk.offsets() == []
-    assert [each.kind for each in desk.told()] == [NoticeKind.PAUSED]
-    for kinds in ([], [NoticeKind.RESUMED], []):
-        desk.ack(*out)
-        desk.sync()
-        out = desk.offsets()
-        assert [each.kind for each in desk.told()] == kinds
-
-
-@pytest.mark.parametrize("is_synced", [True, False])
-def test_an_early_ack_releases_its_key(is_synced):
-    """A record acked before this life delivered it lets the next of its key through."""
-    desk = Desk(SubscriptionType.KEY_SHARED, attempts={0: 2})
-    desk.feed(keys=["a", "a"])
-    desk.ack(0)
-    if is_synced:
-        desk.sync()
-    desk.attach(1)
-    assert desk.offsets() == ([1] if is_synced else [])
-    desk.sync()
-    assert desk.offsets() == ([] if is_synced else [1])
 
 
 def test_a_consumer_that_subscribes_again_keeps_its_keys():

@@ -144,7 +144,6 @@ class World:
             topic=topic,
             schema=SCHEMA,
             version=1,
-            keyed=self.keyed,
             shape=SHAPE if self.keyed else None,
             partitioner=Partitioner(SCHEMA, self.partition_by),
             first=first,
@@ -154,7 +153,6 @@ class World:
                 for at in range(0, len(offsets), size)
             ),
             gaps=special,
-            clock=self.clock,
             **options,
         )
 

@@ -47,6 +47,6 @@ def test_the_pinned_footers_say_what_the_page_says():
         assert (member.set_first, member.set_end) == (name.first, name.end)
         assert (member.set_files, member.name) == (3, file.name)
         assert (label.topic, label.schema, label.key_ids, label.format) == (TOPIC, 1, (1,), 1)
-        assert label.partition == f"country={file.partition_values[0]}"
+        assert label.partition == file.partition != ""
         assert bool(label.gaps) == (name.first == 20 and name.number == 0)
         assert facts.rows == file.rows

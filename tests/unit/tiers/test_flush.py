@@ -99,7 +99,6 @@ def test_rows_must_make_up_the_range(offsets):
             topic=TOPIC,
             schema=SCHEMA,
             version=1,
-            keyed=False,
             shape=None,
             partitioner=Partitioner(SCHEMA, ()),
             first=0,

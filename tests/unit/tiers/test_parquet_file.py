@@ -12,7 +12,6 @@ import pytest
 
 from frazil.errors import CorruptionError
 from frazil.tiers.disk.parquet import (
-    ParquetSettings,
     RowsWriter,
     file_crc,
     open_parquet,
@@ -152,7 +151,7 @@ def test_row_groups_are_full_and_memory_is_bounded():
     """Small batches become row groups of the set size, and never more than one is held."""
     system = file_system()
     schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    writer = RowsWriter(system, PATH, schema, settings=ParquetSettings(row_group_rows=100))
+    writer = RowsWriter(system, PATH, schema, group_rows=100)
     held = 0
     for first in range(0, 1050, 30):
         writer.write(rows(schema, 30, first=first, n=list(range(30))))
@@ -171,9 +170,8 @@ def test_a_row_group_ends_when_its_rows_are_large():
     """Wide rows end a row group by bytes before its number of rows is reached."""
     system = file_system()
     schema = pa.schema([*SYSTEM, pa.field("s", pa.string())])
-    settings = ParquetSettings(row_group_rows=1000, row_group_bytes=10_000)
     batches = [rows(schema, 1, first=n, s=["x" * 4000]) for n in range(9)]
-    write(system, schema, batches, settings=settings)
+    write(system, schema, batches, group_rows=1000, group_bytes=10_000)
     file, source = open_parquet(system, PATH)
     assert file.metadata.num_row_groups == 3
     source.release()
@@ -207,7 +205,7 @@ def test_every_flipped_bit_is_noticed():
     schema = pa.schema([*SYSTEM, pa.field("s", pa.string()), pa.field("f", pa.float64())])
     texts = [f"value {n % 7}" for n in range(300)]
     batch = rows(schema, 300, s=texts, f=[n / 3 for n in range(300)])
-    facts = write(system, schema, [batch], settings=ParquetSettings(row_group_rows=100))
+    facts = write(system, schema, [batch], group_rows=100)
     good = system.read_bytes(PATH)
     generator = random.Random(4)
     unnoticed = 0
@@ -249,7 +247,7 @@ def test_a_failing_disk_is_an_os_error_and_abort_cleans_up(verb):
     system = file_system()
     faulty = FaultyFileSystem(system, [Fault(verb)])
     schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    writer = RowsWriter(faulty, PATH, schema, settings=ParquetSettings(row_group_rows=10))
+    writer = RowsWriter(faulty, PATH, schema, group_rows=10)
     with pytest.raises(OSError, match="injected"):
         for first in range(0, 90, 30):
             writer.write(rows(schema, 30, first=first))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.model import PartitionField
-from frazil.tiers.partitions import UNPARTITIONED, Partitioner, bucket_hashes
+from frazil.tiers.partitions import Partitioner, bucket_hashes
 
 
 def _when(*parts):
@@ -33,7 +33,7 @@ def split(values, data_type, transform):
     schema = schema_of(c=data_type)
     batch = pa.record_batch([pa.array(values, data_type)], schema=schema)
     partitioner = Partitioner(schema, [PartitionField(1, transform)])
-    return {p.text: piece.column("c").to_pylist() for p, piece in partitioner.split(batch)}
+    return {text: piece.column("c").to_pylist() for text, piece in partitioner.split(batch)}
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_order_is_kept_within_partitions():
     for partition, piece in pieces:
         ids = piece.column("id").to_pylist()
         assert ids == sorted(ids)
-        assert set(piece.column("country").to_pylist()) == {partition.values[0]}
+        assert len(set(piece.column("country").to_pylist())) == 1
         back.update(dict.fromkeys(ids, partition))
     assert sorted(back) == list(range(400))
     firsts = [piece.column("id")[0].as_py() for _, piece in pieces]
     assert firsts == sorted(firsts)
-    assert len({partition.text for partition, _ in pieces}) == len(pieces) == 16
+    assert len({partition for partition, _ in pieces}) == len(pieces) == 16
 
 
 def test_counts_agree_with_split():
@@ -142,7 +142,7 @@ def test_counts_agree_with_split():
     schema = schema_of(n=pa.int64())
     partitioner = Partitioner(schema, [PartitionField(1, "truncate[10]")])
     batch = pa.record_batch([pa.array(range(95))], schema=schema)
-    expected = {partition.text: piece.num_rows for partition, piece in partitioner.split(batch)}
+    expected = {partition: piece.num_rows for partition, piece in partitioner.split(batch)}
     assert partitioner.counts(batch) == expected
     assert sum(expected.values()) == 95
 
@@ -152,7 +152,7 @@ def test_without_a_spec_there_is_one_partition():
     schema = schema_of(n=pa.int64())
     batch = pa.record_batch([pa.array([1, 2])], schema=schema)
     ((partition, piece),) = Partitioner(schema, ()).split(batch)
-    assert partition == UNPARTITIONED
+    assert partition == ""
     assert piece is batch
     assert Partitioner(schema, ()).split(batch.slice(2)) == []
 
@@ -162,5 +162,5 @@ def test_a_dropped_column_is_null():
     schema = schema_of(n=pa.int64())
     batch = pa.record_batch([pa.array([1, 2])], schema=schema)
     ((partition, piece),) = Partitioner(schema, [PartitionField(9, "bucket[4]")]).split(batch)
-    assert partition.values == (None,)
+    assert partition == "column_9_bucket=null"
     assert piece.num_rows == 2

@@ -10,7 +10,7 @@ import pytest
 from frazil.clock import SystemClock
 from frazil.config import MemorySettings
 from frazil.errors import Overloaded
-from frazil.tiers.pressure import Pressure
+from frazil.tiers.pressure import RSS_BASE_BYTES, Pressure
 from frazil.tiers.zones import GREEN, RED, YELLOW
 from tests.unit.tiers.pressure_world import BUDGET, POINT, World
 
@@ -51,7 +51,7 @@ def test_the_zones_follow_the_use_with_hysteresis(world):
 
 def test_the_resident_size_beyond_the_base_counts_if_it_is_more(world):
     """What the sources do not know of is seen, once it exceeds what they count."""
-    base = world.settings.rss_base_bytes
+    base = RSS_BASE_BYTES
     world.rss = base + round(50 * POINT)
     world.fill(30)
     assert world.pressure.snapshot().percent == pytest.approx(50)
@@ -65,7 +65,7 @@ def test_the_resident_size_beyond_the_base_counts_if_it_is_more(world):
 
 def test_what_a_program_takes_for_itself_later_counts_no_more_than_twice_the_tiers(world):
     """A large table that a user loads beside empty tiers holds up no publish."""
-    world.rss = world.settings.rss_base_bytes + 5 * BUDGET
+    world.rss = RSS_BASE_BYTES + 5 * BUDGET
     world.fill(20)
     assert world.pressure.snapshot().percent == pytest.approx(40)
     assert world.pressure.level == GREEN
@@ -84,7 +84,7 @@ def test_what_the_process_held_before_does_not_count():
 
 def test_memory_that_allocators_keep_is_taken_back_before_publishers_wait(world):
     """A resident size that can be given back changes no zone."""
-    world.rss = world.settings.rss_base_bytes + round(90 * POINT)
+    world.rss = RSS_BASE_BYTES + round(90 * POINT)
     world.reclaimable = round(60 * POINT)
     world.fill(45)
     assert world.reclaims == 1
@@ -96,7 +96,7 @@ def test_allocators_are_asked_once_a_second_at_most_and_only_if_it_helps(world):
     """A zone that the sources explain asks nobody; a resident size that stays is not nagged."""
     world.fill(90)
     assert (world.pressure.level, world.reclaims) == (RED, 0)
-    world.rss = world.settings.rss_base_bytes + round(90 * POINT)
+    world.rss = RSS_BASE_BYTES + round(90 * POINT)
     for _turn in range(20):
         world.fill(45)
         world.clock.advance(0.1)
@@ -214,7 +214,7 @@ def test_red_refuses_at_the_deadline(world):
     assert caught.value.details["retry_after_ms"] == 1000
     assert caught.value.details["budget_bytes"] == BUDGET
     assert caught.value.details["used_bytes"] == round(85 * POINT)
-    assert "rss_base_bytes" not in str(caught.value)
+    assert "raise memory.budget_bytes" not in str(caught.value)
     found = world.pressure.snapshot()
     assert (found.waits, found.refusals, found.waiting) == (1, 1, 0)
 
@@ -232,9 +232,9 @@ def test_the_deadline_can_be_the_callers(world):
 
 def test_a_refusal_because_of_the_resident_size_names_the_setting(world):
     """Who runs a large program around the engine learns what to change."""
-    world.rss = world.settings.rss_base_bytes + round(90 * POINT)
+    world.rss = RSS_BASE_BYTES + round(90 * POINT)
     world.fill(45)
-    with pytest.raises(Overloaded, match=r"memory\.rss_base_bytes"):
+    with pytest.raises(Overloaded, match=r"raise memory\.budget_bytes"):
         world.pressure.admit(0)
 
 
@@ -295,7 +295,7 @@ def test_what_nobody_can_free_counts_up_to_its_share_only(world):
     world.fill(20)
     assert world.pressure.percent == pytest.approx(25)
     marks[0] = 200 * POINT
-    world.rss = world.settings.rss_base_bytes + 221 * POINT
+    world.rss = RSS_BASE_BYTES + 221 * POINT
     world.pressure.refresh()
     found = world.pressure.snapshot()
     assert found.sources["marks"] == 200 * POINT
@@ -385,5 +385,5 @@ def test_a_change_of_zone_is_an_event(world, caplog):
 def test_the_snapshot_is_plain(world):
     """Stats can print it as JSON."""
     world.fill(70)
-    facts = world.pressure.snapshot()._asdict()
+    facts = vars(world.pressure.snapshot())
     assert json.loads(json.dumps(facts)) == facts

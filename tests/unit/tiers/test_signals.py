@@ -88,13 +88,13 @@ def test_a_topic_with_nothing_to_move_fires_nothing():
 
 def test_a_topics_own_limits_are_used_instead():
     """A limit of the topic replaces the setting's, the others stay; names of the other tier too."""
-    own = {"flush_offsets": 5.0, "commit_small_files": 2.0}
+    own = {"flush_offsets": 5.0, "flush_interval": 2.0}
     memory = MemoryLimits.of(MemorySettings(), own)
     disk = DiskLimits.of(DiskSettings(), own, writer=WRITER)
     assert memory == MEMORY._replace(flush_offsets=5)
-    assert disk == DISK._replace(commit_small_files=2)
+    assert disk == DISK._replace(flush_interval=2.0)
     assert memory_signals(QUIET, memory) == (Fired("offsets", 10, 5),)
-    assert disk_signals(STAGED._replace(small_files=3), disk) == (Fired("small_files", 3, 2),)
+    assert disk_signals(STAGED._replace(since_commit_s=3.0), disk) == (Fired("age", 3.0, 2.0),)
     assert type(memory.flush_offsets) is int
 
 
@@ -106,18 +106,21 @@ def test_limits_follow_the_settings():
     assert disk | {"lake.writer.flush_interval"} <= paths
     assert set(LIMIT_NAMES) == {*MemoryLimits._fields, *DiskLimits._fields}
     assert MemoryLimits.of(MemorySettings(flush_age_s=2.0)).flush_age_s == 2.0
-    assert DiskLimits.of(DiskSettings(commit_bytes=7), writer=WRITER).commit_bytes == 7
+    assert (
+        DiskLimits.of(DiskSettings(commit_partition_bytes=7), writer=WRITER).commit_partition_bytes
+        == 7
+    )
     often = LakeWriterSettings(flush_interval=5.0)
     assert DiskLimits.of(DiskSettings(), writer=often).flush_interval == 5.0
 
 
 def test_a_topics_limits_take_the_units_of_the_settings():
     """Texts with units become numbers, numbers stay."""
-    given = {"flush_age_s": "2m", "commit_bytes": "64MB", "flush_changes": 9}
+    given = {"flush_age_s": "2m", "commit_partition_bytes": "64MB", "flush_offsets": 9}
     assert checked_limits(given) == {
         "flush_age_s": 120.0,
-        "commit_bytes": 64_000_000,
-        "flush_changes": 9,
+        "commit_partition_bytes": 64_000_000,
+        "flush_offsets": 9,
     }
     assert checked_limits({}) == {}
 
@@ -128,8 +131,8 @@ def test_a_topics_limits_take_the_units_of_the_settings():
         ("flush_age_s", 0),
         ("flush_offsets", 1.5),
         ("flush_offsets", "many"),
-        ("commit_deletes", True),
-        ("commit_bytes", None),
+        ("flush_offsets", True),
+        ("commit_partition_bytes", None),
     ],
 )
 def test_a_wrong_limit_is_refused_with_what_is_allowed(name, value):
@@ -146,7 +149,7 @@ def test_a_wrong_limit_is_refused_with_what_is_allowed(name, value):
     [
         ("flush_ofsets", "flush_offsets"),
         ("budget_bytes", None),
-        ("commit_byte", "commit_bytes"),
+        ("commit_partition_byte", "commit_partition_bytes"),
         ("nope", None),
         (5, None),
     ],

@@ -1,4 +1,4 @@
-"""`python -m frazil.lake.catalog`: the catalog's process."""
+"""`python -m frazil.lake.catalog OPTIONS`: the catalog's process."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ import sys
 
 from frazil.lake.catalog.server import main
 
-sys.exit(main())
+sys.exit(main(sys.argv[1]))

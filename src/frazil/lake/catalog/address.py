@@ -21,15 +21,12 @@ ADDRESS_BYTES_MAX: Final = 1 << 16
 
 
 class CatalogAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a catalog listens and what a client needs for it; `token` None needs none."""
+    """Where a catalog listens, its token, and where its tables are."""
 
     uri: str
-    token: str | None
-    pid: int
-    catalog: str
-    warehouse: str
-    db: str | None
-    """The SQLite file; None for a catalog in memory."""
+    token: str = ""
+    pid: int = 0
+    warehouse: str = ""
 
     def __repr__(self) -> str:
         # The token must not reach a log by accident.

@@ -10,7 +10,7 @@ from functools import singledispatchmethod
 from typing import TYPE_CHECKING, Final
 
 from frazil.lake.catalog import updates as up
-from frazil.lake.catalog.metadata import FORMAT_VERSION_MAX, MAIN
+from frazil.lake.catalog.metadata import FORMAT_VERSIONS, MAIN
 from frazil.lake.catalog.refusals import bad_request, commit_failed
 from frazil.lake.catalog.schemas import (
     Json,
@@ -87,7 +87,7 @@ class Draft:
     @apply.register
     def _(self, update: up.UpgradeFormatVersion) -> None:
         version, wanted = self.metadata["format-version"], update.format_version
-        if wanted > FORMAT_VERSION_MAX:
+        if wanted not in FORMAT_VERSIONS:
             raise bad_request("format version is not supported", format_version=wanted)
         if wanted < version:
             raise bad_request("format version cannot go back", format_version=wanted, is_at=version)
@@ -166,11 +166,6 @@ class Draft:
             if _without(spec["fields"], "field-id") == _without(made, "field-id"):
                 self._spec_added = spec["spec-id"]
                 return
-        numbers = [field["field-id"] for field in made]
-        if self.metadata["format-version"] == 1 and numbers != list(
-            range(1000, 1000 + len(numbers))
-        ):
-            raise bad_request("partition fields of format version 1 are numbered from 1000 on")
         number = max((spec["spec-id"] for spec in specs), default=-1) + 1
         self._set("partition-specs", [*specs, {"spec-id": number, "fields": made}])
         self._set("last-partition-id", last)
@@ -228,8 +223,7 @@ class Draft:
             raise bad_request("snapshot cannot be added before a schema and a partition spec")
         if any(known["snapshot-id"] == number for known in metadata["snapshots"]):
             raise bad_request("snapshot already exists", id=number)
-        if metadata["format-version"] >= 2:
-            self._take_sequence(snapshot)
+        self._take_sequence(snapshot)
         if metadata["format-version"] >= 3:
             self._take_rows(snapshot)
         self._set("snapshots", [*metadata["snapshots"], snapshot])
@@ -309,7 +303,7 @@ class Draft:
             if ref["snapshot-id"] not in left:
                 self._drop_ref(name)
 
-    # ------------------------------------------------------------- statistics and keys
+    # --------------------------------------------------------------------- statistics
     @apply.register
     def _(self, update: up.SetStatistics) -> None:
         self._put_statistics("statistics", update.statistics)
@@ -333,22 +327,6 @@ class Draft:
 
     def _drop_statistics(self, key: str, number: int) -> None:
         self._set(key, [item for item in self.metadata[key] if item["snapshot-id"] != number])
-
-    @apply.register
-    def _(self, update: up.AddEncryptionKey) -> None:
-        key = update.encryption_key
-        if not isinstance(key.get("key-id"), str):
-            raise bad_request("encryption key has no key-id")
-        keys = self.metadata.get("encryption-keys") or []
-        if all(known["key-id"] != key["key-id"] for known in keys):
-            self._set("encryption-keys", [*keys, key])
-
-    @apply.register
-    def _(self, update: up.RemoveEncryptionKey) -> None:
-        keys = self.metadata.get("encryption-keys") or []
-        left = [key for key in keys if key["key-id"] != update.key_id]
-        if len(left) != len(keys):
-            self._set("encryption-keys", left)
 
     # ------------------------------------------------------------------------ the end
     def finish(self, base_location: str | None) -> Json:

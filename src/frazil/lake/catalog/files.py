@@ -22,7 +22,7 @@ import attrs
 import msgspec
 
 from frazil.fs import read_fully, write_fully
-from frazil.lake.catalog.metadata import completed, written
+from frazil.lake.catalog.metadata import completed
 from frazil.lake.catalog.refusals import Refusal, bad_request, commit_failed
 from frazil.telemetry import event, warn
 
@@ -200,7 +200,7 @@ class MetadataFiles:
         name = UUID(bytes=self._clock.random_bytes(16), version=4)
         suffix = ".gz.metadata.json" if codec == "gzip" else ".metadata.json"
         location = f"{directory}/{number:05d}-{name}{suffix}"
-        raw = msgspec.json.encode(written(metadata))
+        raw = msgspec.json.encode(metadata)
         data = gzip.compress(raw, compresslevel=6, mtime=0) if codec == "gzip" else raw
         if len(raw) > FILE_BYTES_MAX:
             raise bad_request("metadata is too large", bytes=len(raw), bytes_max=FILE_BYTES_MAX)

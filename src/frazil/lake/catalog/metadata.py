@@ -7,7 +7,7 @@ older files may leave out what newer ones have.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from frazil.lake.catalog.refusals import bad_request
 from frazil.lake.catalog.schemas import (
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "FORMAT_VERSIONS",
     "FORMAT_VERSION_DEFAULT",
-    "FORMAT_VERSION_MAX",
     "MAIN",
     "RESERVED",
     "SEPARATOR",
@@ -38,13 +38,11 @@ __all__ = [
     "path_part",
     "skeleton",
     "table_name",
-    "with_refs_only",
-    "written",
 ]
 
 MAIN: Final = "main"
 FORMAT_VERSION_DEFAULT: Final = 2
-FORMAT_VERSION_MAX: Final = 3
+FORMAT_VERSIONS: Final = (2, 3)
 UNSORTED: Final[Json] = {"order-id": 0, "fields": []}
 RESERVED: Final = frozenset(
     {
@@ -62,18 +60,14 @@ RESERVED: Final = frozenset(
 """Properties that stand for parts of the metadata and are never stored as properties."""
 PERSISTED: Final = {"write.parquet.compression-codec": "zstd"}
 """What the reference writes into every new table unless the request says otherwise."""
-_DIGITS = re.compile(r"[0-9]{1,4}")
 
 
 def format_version_of(properties: Mapping[str, str]) -> int:
     """Return the format version that a new table's properties ask for."""
     text = properties.get("format-version", str(FORMAT_VERSION_DEFAULT))
-    number = int(text) if _DIGITS.fullmatch(text) else 0
-    if not 1 <= number <= FORMAT_VERSION_MAX:
-        raise bad_request(
-            "format version is not supported", format_version=text, versions="1, 2, 3"
-        )
-    return number
+    if text not in map(str, FORMAT_VERSIONS):
+        raise bad_request("format version is not supported", format_version=text, versions="2, 3")
+    return int(text)
 
 
 def skeleton(*, format_version: int, uuid: str, now_ms: int) -> Json:
@@ -154,11 +148,12 @@ def completed(metadata: Json) -> Json:
         Refusal: it is no table's metadata, or of a version that is not known here.
     """
     version = metadata.get("format-version")
-    if not isinstance(version, int) or not 1 <= version <= FORMAT_VERSION_MAX:
+    if version not in FORMAT_VERSIONS:
         raise bad_request("metadata has a format version that is not supported", found=version)
-    if not isinstance(metadata.get("location"), str):
-        raise bad_request("metadata has no location")
-    made = {**metadata, **_schema_parts(metadata), **_spec_parts(metadata)}
+    missing = [key for key in _REQUIRED if metadata.get(key) in (None, "", [])]
+    if missing:
+        raise bad_request("metadata is not complete", missing=",".join(missing))
+    made = dict(metadata)
     made.setdefault("last-sequence-number", 0)
     made.setdefault("last-updated-ms", 0)
     made.setdefault("sort-orders", [UNSORTED])
@@ -177,60 +172,10 @@ def completed(metadata: Json) -> Json:
     return made
 
 
-def _schema_parts(metadata: Json) -> Json:
-    schemas = metadata.get("schemas")
-    current = metadata.get("current-schema-id")
-    if not schemas:
-        only = metadata.get("schema")
-        if not isinstance(only, dict):
-            raise bad_request("metadata has no schema")
-        current = only.get("schema-id", 0)
-        schemas = [{**only, "schema-id": current}]
-    highest = max(id_highest(schema) for schema in schemas)
-    return {
-        "schemas": schemas,
-        "current-schema-id": current,
-        "last-column-id": metadata.get("last-column-id", highest),
-    }
-
-
-def _spec_parts(metadata: Json) -> Json:
-    specs = metadata.get("partition-specs")
-    first = PARTITION_FIELD_ID_FIRST - 1
-    if not specs:
-        fields, _last = spec_fields(metadata.get("partition-spec") or (), earlier=(), last_id=first)
-        specs = [{"spec-id": 0, "fields": fields}]
-    ids = [field.get("field-id", first) for spec in specs for field in spec["fields"]]
-    return {
-        "partition-specs": specs,
-        "default-spec-id": metadata.get("default-spec-id", 0),
-        "last-partition-id": metadata.get("last-partition-id", max(ids, default=first)),
-    }
-
-
-def written(metadata: Json) -> Json:
-    """Return metadata as it goes into a file: version 1 also has what its first readers look for."""
-    if metadata["format-version"] >= 2:
-        return {key: value for key, value in metadata.items() if key not in _ONLY_VERSION_1}
-    made = {key: value for key, value in metadata.items() if key != "last-sequence-number"}
-    made["schema"] = _of_id(metadata["schemas"], "schema-id", metadata["current-schema-id"])
-    spec = _of_id(metadata["partition-specs"], "spec-id", metadata["default-spec-id"])
-    made["partition-spec"] = spec["fields"]
-    return made
-
-
-_ONLY_VERSION_1 = frozenset({"schema", "partition-spec"})
-
-
-def _of_id(items: list[Json], key: str, number: int) -> Json:
-    return next(item for item in items if item[key] == number)
-
-
-def with_refs_only(metadata: Json) -> dict[str, Any]:
-    """Return metadata with only the snapshots that a branch or a tag names."""
-    named = {ref["snapshot-id"] for ref in metadata["refs"].values()}
-    snapshots = [item for item in metadata["snapshots"] if item["snapshot-id"] in named]
-    return {**metadata, "snapshots": snapshots}
+_REQUIRED: Final = (
+    *("location", "table-uuid", "schemas", "current-schema-id", "last-column-id"),
+    *("partition-specs", "default-spec-id", "last-partition-id"),
+)
 
 
 SEPARATOR: Final = "\x1f"

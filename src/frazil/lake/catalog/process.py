@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import collections
 import os
-import os.path
 import subprocess
 import sys
 import threading
 from typing import TYPE_CHECKING, Final, Self
 
-import attrs
 import msgspec
 
 from frazil.errors import Closed, Unavailable
@@ -34,28 +32,23 @@ STEADY_SECONDS: Final = 60.0
 """A child that lived this long starts the pauses from the shortest again."""
 LINES_KEPT: Final = 20
 READY: Final = "frazil-catalog-ready "
+"""Begins the line on stdout by which the child reports its address."""
 
 
-@attrs.frozen(kw_only=True)
-class CatalogOptions:
-    """How the child is started; `db` None keeps everything in memory."""
+class CatalogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a catalog is served; the child gets them as JSON. Port 0 takes any free one.
+
+    The address file and the token are in `run_directory`. With `parent` the server ends with that
+    process, with `log_path` its events go to a file.
+    """
 
     run_directory: str
-    db: str | None = None
-    warehouse: str | None = None
-    catalog: str = "frazil"
+    db: str
+    warehouse: str
+    host: str = "127.0.0.1"
     port: int = PORT_DEFAULT
-    log_path: str | None = None
-
-    def command(self, *, port: int, parent: int) -> list[str]:
-        """Return the command line of the child."""
-        command = [sys.executable, "-m", "frazil.lake.catalog"]
-        command += ["--memory"] if self.db is None else ["--db", self.db]
-        command += [] if self.warehouse is None else ["--warehouse", self.warehouse]
-        command += ["--catalog", self.catalog, "--port", str(port), "--run", self.run_directory]
-        command += ["--token-file", os.path.join(self.run_directory, "catalog.token")]
-        command += [] if self.log_path is None else ["--log", self.log_path]
-        return [*command, "--parent", str(parent)]
+    log_path: str = ""
+    parent: int = 0
 
 
 class CatalogProcess:
@@ -184,10 +177,11 @@ class CatalogProcess:
 
     def _run(self, port: int) -> int:
         """Run one child to its end; return the port for the next, so that addresses stay true."""
-        command = self._options.command(port=port, parent=os.getpid())
+        options = msgspec.structs.replace(self._options, port=port, parent=os.getpid())
+        text = msgspec.json.encode(options).decode()
         with subprocess.Popen(  # noqa: S603 - our own module
-            command,
-            stdin=subprocess.PIPE,
+            [sys.executable, "-m", "frazil.lake.catalog", text],
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

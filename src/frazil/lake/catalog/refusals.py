@@ -18,7 +18,6 @@ __all__ = [
     "commit_failed",
     "no_namespace",
     "no_table",
-    "unsupported",
 ]
 
 NOT_FOUND: Final = 404
@@ -48,11 +47,6 @@ class OutcomeUnknown(FrazilError):
 def bad_request(message: str, /, **details: object) -> Refusal:
     """Return a refusal of a request that is wrong in itself."""
     return Refusal(400, "BadRequestException", message, **details)
-
-
-def unsupported(message: str, /, **details: object) -> Refusal:
-    """Return a refusal of something that this catalog does not do."""
-    return Refusal(406, "UnsupportedOperationException", message, **details)
 
 
 def no_namespace(namespace: str) -> Refusal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -15,73 +15,43 @@ if TYPE_CHECKING:
 
 __all__ = ["Requirement", "check", "is_creation"]
 
+Kind: TypeAlias = Literal[
+    "assert-create",
+    "assert-table-uuid",
+    "assert-ref-snapshot-id",
+    "assert-last-assigned-field-id",
+    "assert-current-schema-id",
+    "assert-last-assigned-partition-id",
+    "assert-default-spec-id",
+    "assert-default-sort-order-id",
+]
+_NUMBERS: Final = {
+    "assert-last-assigned-field-id": ("last_assigned_field_id", "last-column-id"),
+    "assert-current-schema-id": ("current_schema_id", "current-schema-id"),
+    "assert-last-assigned-partition-id": ("last_assigned_partition_id", "last-partition-id"),
+    "assert-default-spec-id": ("default_spec_id", "default-spec-id"),
+    "assert-default-sort-order-id": ("default_sort_order_id", "default-sort-order-id"),
+}
+"""The field of each requirement about a number, and the key of the metadata that it is about."""
 
-class _Requirement(msgspec.Struct, tag_field="type", rename="kebab"):
-    """One requirement; its tag is the specification's name."""
 
+class Requirement(msgspec.Struct, rename="kebab"):
+    """One requirement; each type has its own fields, those of the specification."""
 
-class AssertCreate(_Requirement, tag="assert-create"):
-    """The table must not exist."""
-
-
-class AssertTableUuid(_Requirement, tag="assert-table-uuid"):
-    """The table must be this very one, not another of its name."""
-
-    uuid: str
-
-
-class AssertRefSnapshotId(_Requirement, tag="assert-ref-snapshot-id"):
-    """A branch or tag must be at a snapshot, or not exist if that is null."""
-
-    ref: str
+    type: Kind
+    uuid: str = ""
+    ref: str = ""
     snapshot_id: int | None = None
-
-
-class AssertLastAssignedFieldId(_Requirement, tag="assert-last-assigned-field-id"):
-    """No column was added meanwhile."""
-
-    last_assigned_field_id: int
-
-
-class AssertCurrentSchemaId(_Requirement, tag="assert-current-schema-id"):
-    """The current schema did not change."""
-
-    current_schema_id: int
-
-
-class AssertLastAssignedPartitionId(_Requirement, tag="assert-last-assigned-partition-id"):
-    """No partition field was added meanwhile."""
-
-    last_assigned_partition_id: int
-
-
-class AssertDefaultSpecId(_Requirement, tag="assert-default-spec-id"):
-    """The default partition spec did not change."""
-
-    default_spec_id: int
-
-
-class AssertDefaultSortOrderId(_Requirement, tag="assert-default-sort-order-id"):
-    """The default sort order did not change."""
-
-    default_sort_order_id: int
-
-
-Requirement: TypeAlias = (
-    AssertCreate
-    | AssertTableUuid
-    | AssertRefSnapshotId
-    | AssertLastAssignedFieldId
-    | AssertCurrentSchemaId
-    | AssertLastAssignedPartitionId
-    | AssertDefaultSpecId
-    | AssertDefaultSortOrderId
-)
+    last_assigned_field_id: int | None = None
+    current_schema_id: int | None = None
+    last_assigned_partition_id: int | None = None
+    default_spec_id: int | None = None
+    default_sort_order_id: int | None = None
 
 
 def is_creation(requirements: Iterable[Requirement]) -> bool:
     """Tell whether a commit makes a new table."""
-    return any(isinstance(requirement, AssertCreate) for requirement in requirements)
+    return any(requirement.type == "assert-create" for requirement in requirements)
 
 
 def check(requirements: Iterable[Requirement], metadata: Json | None, *, table: str) -> None:
@@ -91,74 +61,33 @@ def check(requirements: Iterable[Requirement], metadata: Json | None, *, table: 
         Refusal: 409, with what was required and what is there.
     """
     for requirement in requirements:
-        if isinstance(requirement, AssertCreate):
+        if requirement.type == "assert-create":
             if metadata is not None:
                 raise already_exists("requirement failed: table already exists", table=table)
-        elif metadata is None:
+            continue
+        if metadata is None:
             raise bad_request(
                 "requirement has no meaning for a table that does not exist yet", table=table
             )
-        elif isinstance(requirement, AssertTableUuid):
-            _same(
-                "table UUID does not match",
-                requirement.uuid.lower(),
-                str(metadata["table-uuid"]).lower(),
-                table,
-            )
-        elif isinstance(requirement, AssertRefSnapshotId):
-            _check_ref(requirement, metadata, table)
-        else:
-            _check_number(requirement, metadata, table)
-
-
-def _same(message: str, expected: object, found: object, table: str) -> None:
-    if expected != found:
-        raise commit_failed(
-            f"requirement failed: {message}", table=table, expected=expected, found=found
-        )
-
-
-def _check_ref(requirement: AssertRefSnapshotId, metadata: Json, table: str) -> None:
-    name, expected = requirement.ref, requirement.snapshot_id
-    ref = metadata["refs"].get(name)
-    if ref is None:
-        if expected is not None:
+        what, expected, found = _compared(requirement, metadata)
+        if expected != found:
             raise commit_failed(
-                "requirement failed: branch or tag is missing",
+                f"requirement failed: {what} has changed",
                 table=table,
-                ref=name,
                 expected=expected,
+                found=found,
             )
-    elif expected is None:
-        raise commit_failed(
-            f"requirement failed: {ref['type']} was created concurrently",
-            table=table,
-            ref=name,
-            found=ref["snapshot-id"],
-        )
-    elif ref["snapshot-id"] != expected:
-        raise commit_failed(
-            f"requirement failed: {ref['type']} has changed",
-            table=table,
-            ref=name,
-            expected=expected,
-            found=ref["snapshot-id"],
-        )
 
 
-def _check_number(requirement: Requirement, metadata: Json, table: str) -> None:
-    match requirement:
-        case AssertLastAssignedFieldId(expected):
-            _same("last assigned field id has changed", expected, metadata["last-column-id"], table)
-        case AssertCurrentSchemaId(expected):
-            _same("current schema has changed", expected, metadata["current-schema-id"], table)
-        case AssertLastAssignedPartitionId(expected):
-            found = metadata["last-partition-id"]
-            _same("last assigned partition id has changed", expected, found, table)
-        case AssertDefaultSpecId(expected):
-            _same(
-                "default partition spec has changed", expected, metadata["default-spec-id"], table
-            )
-        case AssertDefaultSortOrderId(expected):
-            found = metadata["default-sort-order-id"]
-            _same("default sort order has changed", expected, found, table)
+def _compared(requirement: Requirement, metadata: Json) -> tuple[str, Any, Any]:
+    """Return what a requirement is about, the value it expects, and the table's."""
+    if requirement.type == "assert-table-uuid":
+        return "table UUID", requirement.uuid.lower(), str(metadata["table-uuid"]).lower()
+    if requirement.type == "assert-ref-snapshot-id":
+        if not requirement.ref:
+            raise bad_request("requirement names no ref", type=requirement.type)
+        ref = metadata["refs"].get(requirement.ref, {})
+        what = f"{ref.get('type', 'branch or tag')} {requirement.ref}"
+        return what, requirement.snapshot_id, ref.get("snapshot-id")
+    field, key = _NUMBERS[requirement.type]
+    return key, getattr(requirement, field), metadata[key]

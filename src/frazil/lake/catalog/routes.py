@@ -6,17 +6,14 @@ comes from it.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import attrs
 import msgspec
 
-from frazil.lake.catalog.metadata import SEPARATOR, joined, levels, table_name, with_refs_only
-from frazil.lake.catalog.refusals import Refusal, bad_request, no_table, unsupported
+from frazil.lake.catalog.metadata import SEPARATOR, joined, levels, table_name
+from frazil.lake.catalog.refusals import Refusal, bad_request, no_table
 from frazil.lake.catalog.requirements import Requirement
 from frazil.lake.catalog.service import Catalog, TableChange
 from frazil.lake.catalog.updates import Update
@@ -25,10 +22,10 @@ from frazil.struct_types import learnt
 if TYPE_CHECKING:
     from frazil.lake.catalog.files import Loaded
 
-__all__ = ["ROUTES", "Answer", "Call", "Route"]
+__all__ = ["NAME", "ROUTES", "Answer", "Call", "Route"]
 
-PAGE_SIZE_DEFAULT: Final = 100
-PAGE_SIZE_MAX: Final = 1000
+NAME: Final = "frazil"
+"""The catalog's name in the rows."""
 CHANGES_MAX: Final = 1000
 
 Body = TypeVar("Body")
@@ -39,10 +36,8 @@ class Call:
     """One request, read whole."""
 
     catalog: Catalog
-    name: str
     path: Mapping[str, str]
     query: Mapping[str, str]
-    headers: Mapping[str, str]
     body: bytes
 
     @property
@@ -64,20 +59,18 @@ class Call:
 
 
 class Answer(NamedTuple):
-    """A status, a body of JSON, and headers."""
+    """A status and a body of JSON."""
 
     status: int
     body: bytes = b""
-    headers: Mapping[str, str] = {}
 
 
 class Route(NamedTuple):
-    """A method and a path with its handler; `config` lists it to clients unless it is `hidden`."""
+    """A method and a path with its handler."""
 
     method: str
     path: str
     handle: Callable[[Call], Answer]
-    hidden: bool = False
 
 
 class _Request(msgspec.Struct, rename="kebab"):
@@ -143,29 +136,14 @@ def config(call: Call) -> Answer:
     """Tell a client what this catalog offers."""
     wanted = call.query.get("warehouse", "").rstrip("/")
     own = call.catalog.warehouse.location.rstrip("/")
-    if wanted.removeprefix("file://") not in {"", call.name, own, own.removeprefix("file://")}:
+    if wanted.removeprefix("file://") not in {"", NAME, own, own.removeprefix("file://")}:
         raise bad_request(
             "warehouse is not known, leave it out or name the catalog", warehouse=wanted
         )
     endpoints = [
-        f"{route.method} {route.path.replace('/v1/', '/v1/{prefix}/')}"
-        for route in ROUTES
-        if not route.hidden
+        f"{route.method} {route.path.replace('/v1/', '/v1/{prefix}/')}" for route in ROUTES[1:]
     ]
     return _json({"defaults": {}, "overrides": {}, "endpoints": endpoints})
-
-
-def refuse_oauth(call: Call) -> Answer:
-    """Say that there are no tokens to be had."""
-    del call
-    text = "this catalog gives no tokens: use the one in its address file as a bearer token"
-    return _json({"error": "unsupported_grant_type", "error_description": text}, 400)
-
-
-def refuse_views(call: Call) -> Answer:
-    """Say that there are no views."""
-    del call
-    raise unsupported("views are not supported by this catalog")
 
 
 # --------------------------------------------------------------------------- namespaces
@@ -173,8 +151,7 @@ def list_namespaces(call: Call) -> Answer:
     """List the namespaces below a parent."""
     parent = call.query.get("parent")
     names = call.catalog.store.namespaces(joined(parent.split(SEPARATOR)) if parent else None)
-    page, token = _page(call, names)
-    return _json({"namespaces": [levels(name) for name in page], "next-page-token": token})
+    return _json({"namespaces": [levels(name) for name in names], "next-page-token": None})
 
 
 def create_namespace(call: Call) -> Answer:
@@ -230,10 +207,9 @@ def update_namespace(call: Call) -> Answer:
 def list_tables(call: Call) -> Answer:
     """List a namespace's tables."""
     namespace = call.namespace
-    page, token = _page(call, call.catalog.store.tables(namespace))
     above = levels(namespace)
-    tables = [{"namespace": above, "name": name} for name in page]
-    return _json({"identifiers": tables, "next-page-token": token})
+    tables = [{"namespace": above, "name": name} for name in call.catalog.store.tables(namespace)]
+    return _json({"identifiers": tables, "next-page-token": None})
 
 
 def create_table(call: Call) -> Answer:
@@ -251,7 +227,7 @@ def create_table(call: Call) -> Answer:
     )
     if location is None:
         return _json({"metadata-location": None, "metadata": loaded.metadata, "config": {}})
-    return _loaded(call, loaded)
+    return _answer(loaded, config=True)
 
 
 def register_table(call: Call) -> Answer:
@@ -263,16 +239,12 @@ def register_table(call: Call) -> Answer:
         metadata_location=request.metadata_location,
         overwrite=request.overwrite,
     )
-    return _loaded(call, loaded)
+    return _answer(loaded, config=True)
 
 
 def load_table(call: Call) -> Answer:
-    """Tell a table's metadata, or that the client has it already."""
-    loaded = call.catalog.load(*call.table)
-    given = call.headers.get("if-none-match")
-    if given is not None and _tag(call, loaded) in {tag.strip() for tag in given.split(",")}:
-        return Answer(304, headers={"etag": _tag(call, loaded)})
-    return _loaded(call, loaded)
+    """Return a table's metadata."""
+    return _answer(call.catalog.load(*call.table), config=True)
 
 
 def has_table(call: Call) -> Answer:
@@ -291,7 +263,7 @@ def commit_table(call: Call) -> Answer:
         raise bad_request("table of the body is not that of the path", table=name)
     change = TableChange(namespace, name, request.requirements, request.updates)
     (loaded,) = call.catalog.commit([change])
-    return _answer(loaded.location, loaded.raw, config=False)
+    return _answer(loaded, config=False)
 
 
 def commit_transaction(call: Call) -> Answer:
@@ -329,58 +301,18 @@ def take_metrics(call: Call) -> Answer:
 
 
 # ------------------------------------------------------------------------------ answers
-def _answer(location: str, raw: bytes, *, config: bool, headers: Mapping[str, str] = {}) -> Answer:
+def _answer(loaded: Loaded, *, config: bool) -> Answer:
     """Put the bytes of a metadata file into an answer as they are."""
     tail = b',"config":{}}' if config else b"}"
-    head = b'{"metadata-location":' + msgspec.json.encode(location) + b',"metadata":'
-    return Answer(200, b"".join((head, raw, tail)), headers)
-
-
-def _loaded(call: Call, loaded: Loaded) -> Answer:
-    raw = loaded.raw
-    if _snapshots(call) == "refs":
-        raw = msgspec.json.encode(with_refs_only(loaded.metadata))
-    return _answer(loaded.location, raw, config=True, headers={"etag": _tag(call, loaded)})
-
-
-def _snapshots(call: Call) -> str:
-    wanted = call.query.get("snapshots", "all").lower()
-    if wanted not in {"all", "refs"}:
-        raise bad_request("snapshots must be all or refs", snapshots=wanted)
-    return wanted
-
-
-def _tag(call: Call, loaded: Loaded) -> str:
-    text = f"{loaded.location} {_snapshots(call)}".encode()
-    return f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
-
-
-def _page(call: Call, names: list[str]) -> tuple[list[str], str | None]:
-    """Return one page of sorted names and the token of the next; all of them without a token."""
-    token = call.query.get("pageToken")
-    if token is None:
-        return names, None
-    size = call.query.get("pageSize", str(PAGE_SIZE_DEFAULT))
-    if not size.isascii() or not size.isdigit() or int(size[:9]) < 1:
-        raise bad_request("page size is no number above zero", pageSize=size)
-    try:
-        after = base64.b64decode(token.encode(), altchars=b"-_", validate=True).decode()
-    except (binascii.Error, ValueError) as error:
-        raise bad_request("page token is none of this catalog", pageToken=token) from error
-    left = [name for name in names if not token or name > after]
-    page = left[: min(int(size[:9]), PAGE_SIZE_MAX)]
-    has_more = len(left) > len(page)
-    return page, base64.urlsafe_b64encode(page[-1].encode()).decode() if has_more else None
+    head = b'{"metadata-location":' + msgspec.json.encode(loaded.location) + b',"metadata":'
+    return Answer(200, b"".join((head, loaded.raw, tail)))
 
 
 _NAMESPACE = "/v1/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"
-_VIEW = f"{_NAMESPACE}/views"
-_HIDDEN = True
 
 ROUTES: Final[tuple[Route, ...]] = (
-    Route("GET", "/v1/config", config, _HIDDEN),
-    Route("POST", "/v1/oauth/tokens", refuse_oauth, _HIDDEN),
+    Route("GET", "/v1/config", config),
     Route("GET", "/v1/namespaces", list_namespaces),
     Route("POST", "/v1/namespaces", create_namespace),
     Route("GET", _NAMESPACE, load_namespace),
@@ -397,9 +329,4 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_TABLE}/metrics", take_metrics),
     Route("POST", "/v1/tables/rename", rename_table),
     Route("POST", "/v1/transactions/commit", commit_transaction),
-    *(
-        Route(method, path, refuse_views, _HIDDEN)
-        for method in ("GET", "HEAD", "POST", "DELETE")
-        for path in (_VIEW, f"{_VIEW}/{{view}}", f"{_NAMESPACE}/register-view", "/v1/views/rename")
-    ),
 )

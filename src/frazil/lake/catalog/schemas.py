@@ -34,7 +34,7 @@ VERSION_OF_TYPE: Final = {
     "geometry": 3,
     "geography": 3,
 }
-"""The format version that a type needs; version 1 for all others."""
+"""The format version that a type needs; 2 for all others."""
 
 
 def _nested(kind: object) -> Iterator[tuple[str, str, Any]]:
@@ -92,7 +92,7 @@ def check_schema(schema: Json, *, format_version: int) -> None:
 def _check_type(kind: object, owner: Json, format_version: int) -> None:
     name = owner.get("name", "")
     if isinstance(kind, str):
-        needed = VERSION_OF_TYPE.get(kind.partition("(")[0].strip(), 1)
+        needed = VERSION_OF_TYPE.get(kind.partition("(")[0].strip(), 2)
         if needed > format_version:
             raise bad_request(
                 "type needs a higher format version",

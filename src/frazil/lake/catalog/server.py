@@ -1,12 +1,11 @@
-"""The catalog's process: `python -m frazil.lake.catalog`.
+"""The catalog's process: `python -m frazil.lake.catalog OPTIONS`, `CatalogOptions` as JSON.
 
-It listens on the loopback, says where in the address file and in one line on stdout, and ends with
-its parent: when its standard input ends (`--parent`), or the parent's process id changes.
+It listens on the loopback, writes its address to the address file and to stdout, and ends when its
+parent's process id changes.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hmac
@@ -17,13 +16,11 @@ import os.path
 import signal
 import socket
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
@@ -37,15 +34,17 @@ from frazil.errors import FrazilError, InvalidRequest, Unavailable, codes_of
 from frazil.fs import RealFileSystem, read_fully, write_fully
 from frazil.lake.catalog.address import CatalogAddress, remove_address, write_address
 from frazil.lake.catalog.files import Warehouse, local_path
+from frazil.lake.catalog.process import READY, CatalogOptions
 from frazil.lake.catalog.refusals import OutcomeUnknown, Refusal, bad_request
-from frazil.lake.catalog.routes import ROUTES, Answer, Call
+from frazil.lake.catalog.routes import NAME, ROUTES, Answer, Call
 from frazil.lake.catalog.service import Catalog
 from frazil.lake.catalog.store import Store
 from frazil.lake.worker_client import step_back
+from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, TextFormatter, configure, event, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from starlette.requests import Request
 
@@ -53,42 +52,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BODY_BYTES_MAX",
-    "PORT_DEFAULT",
-    "READY",
-    "ServerOptions",
     "main",
     "make_app",
     "serve",
     "token_of",
 ]
 
-PORT_DEFAULT: Final = 8181
 PORTS_TRIED: Final = 64
-READY: Final = "frazil-catalog-ready "
-"""What the line on stdout starts with that says the server listens; the address follows."""
 PARENT_SECONDS: Final = 1.0
 LOG_BYTES_MAX: Final = 10 << 20
 TOKEN_CHARACTERS_MAX: Final = 4096
 DRAIN_SECONDS: Final = 5
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-@attrs.frozen(kw_only=True)
-class ServerOptions:
-    """How a catalog is served.
-
-    `db` None is a catalog in memory with a temporary warehouse. `port` 0 takes any. `token` None
-    lets everybody on this machine in.
-    """
-
-    db: str | None
-    warehouse: str | None = None
-    catalog: str = "frazil"
-    host: str = "127.0.0.1"
-    port: int = PORT_DEFAULT
-    token: str | None = None
-    run_directory: str | None = None
-    parent: int | None = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -116,38 +90,16 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that reports when it listens, and handles signals without ending."""
+    """A uvicorn server that leaves signals to `serve`.
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._tell = started
+    The original raises the signal again at its end: the address file would not be removed.
+    """
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        # The original raises the signal again at its end, and the process would end before the
-        # address file is removed.
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def leave(number: int, frame: object) -> None:
-            del number, frame
-            self.should_exit = True
-
-        before = {number: signal.signal(number, leave) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._tell()
+    def capture_signals(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
 
 
-def serve(options: ServerOptions, *, listening: Callable[[CatalogAddress], None]) -> None:
+def serve(options: CatalogOptions, *, listening: Callable[[CatalogAddress], None]) -> None:
     """Serve a catalog until a signal, the end of the parent or a failure of storage.
 
     Args:
@@ -159,31 +111,29 @@ def serve(options: ServerOptions, *, listening: Callable[[CatalogAddress], None]
     """
     file_system, clock = RealFileSystem(), SystemClock()
     with ExitStack() as stack:
-        warehouse = _warehouse(options, stack)
-        store = Store(options.db, catalog=options.catalog, file_system=file_system)
+        warehouse = Warehouse(_location(options.warehouse))
+        store = Store(options.db, catalog=NAME, file_system=file_system)
         stack.callback(store.close)
         file_system.make_directory(local_path(warehouse.location))
         catalog = Catalog(store, file_system=file_system, clock=clock, warehouse=warehouse)
         listener = stack.enter_context(listen(options.host, options.port))
-        address = _address(options, warehouse, listener)
-        if options.run_directory is not None:
-            stack.callback(
-                remove_address, options.run_directory, pid=address.pid, file_system=file_system
-            )
-
-        def started() -> None:
-            if options.run_directory is not None:
-                write_address(options.run_directory, address, file_system=file_system, clock=clock)
-            event("catalog_started", uri=address.uri, warehouse=address.warehouse, db=options.db)
-            listening(address)
-
+        host, port = listener.getsockname()[:2]
+        address = CatalogAddress(
+            uri=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+            token=token_of(f"{options.run_directory}/catalog.token"),
+            pid=os.getpid(),
+            warehouse=warehouse.location,
+        )
         broken = threading.Event()
+
+        def leave(*_signal: object) -> None:
+            server.should_exit = True
 
         def failed() -> None:
             broken.set()
-            server.should_exit = True
+            leave()
 
-        app = make_app(catalog, name=options.catalog, token=options.token, failed=failed)
+        app = make_app(catalog, token=address.token, failed=failed)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -193,57 +143,35 @@ def serve(options: ServerOptions, *, listening: Callable[[CatalogAddress], None]
             timeout_graceful_shutdown=DRAIN_SECONDS,
             timeout_keep_alive=60,
         )
-        server = _Server(config, started)
-        if options.parent is not None:
-            _watch_parent(options.parent, server)
+        server = _Server(config)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, leave)
+        if options.parent:
+            watch = partial(_watch_parent, options.parent, leave)
+            threading.Thread(target=watch, name="catalog-parent", daemon=True).start()
+        stack.callback(
+            remove_address, options.run_directory, pid=address.pid, file_system=file_system
+        )
+        write_address(options.run_directory, address, file_system=file_system, clock=clock)
+        event("catalog_started", uri=address.uri, warehouse=address.warehouse, db=options.db)
+        # The socket listens: what connects before the server runs is answered when it does.
+        listening(address)
         asyncio.run(server.serve(sockets=[listener]))
         event("catalog_stopped", uri=address.uri)
         if broken.is_set():
             raise Unavailable("storage of the catalog failed, see its log", db=options.db)
 
 
-def _warehouse(options: ServerOptions, stack: ExitStack) -> Warehouse:
-    location = options.warehouse
-    if location is None:
-        if options.db is not None:
-            raise InvalidRequest("catalog in a file needs a warehouse")
-        location = stack.enter_context(tempfile.TemporaryDirectory(prefix="frazil-warehouse-"))
-    elif ":" not in location:
-        location = os.path.abspath(location)
-    return Warehouse(location.rstrip("/"))
+def _location(warehouse: str) -> str:
+    return (warehouse if ":" in warehouse else os.path.abspath(warehouse)).rstrip("/")
 
 
-def _address(
-    options: ServerOptions, warehouse: Warehouse, listener: socket.socket
-) -> CatalogAddress:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return CatalogAddress(
-        uri=f"http://{shown}:{port}",
-        token=options.token,
-        pid=os.getpid(),
-        catalog=options.catalog,
-        warehouse=warehouse.location,
-        db=options.db,
-    )
-
-
-def _watch_parent(parent: int, server: uvicorn.Server) -> None:
-    """End the server when the parent is gone: its end of the pipe closes, or its id changes."""
-    gone = threading.Event()
-
-    def read() -> None:
-        while os.read(0, 4096):
-            pass
-        gone.set()
-
-    def watch() -> None:
-        while not gone.wait(PARENT_SECONDS) and os.getppid() == parent:
-            pass
-        server.should_exit = True
-
-    for target in (read, watch):
-        threading.Thread(target=target, name=f"catalog-{target.__name__}", daemon=True).start()
+def _watch_parent(parent: int, leave: Callable[[], None]) -> None:
+    """End the server when the parent is gone: this process has another one then."""
+    pause = threading.Event()
+    while os.getppid() == parent:
+        pause.wait(PARENT_SECONDS)
+    leave()
 
 
 def token_of(path: str) -> str:
@@ -271,35 +199,17 @@ def token_of(path: str) -> str:
     return token
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m frazil.lake.catalog", description=__doc__)
-    parser.add_argument("--db", help="the SQLite file")
-    parser.add_argument("--memory", action="store_true", help="keep everything in memory")
-    parser.add_argument("--warehouse", help="the directory of the tables")
-    parser.add_argument("--catalog", default="frazil", help="the catalog's name in the rows")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=PORT_DEFAULT, help="0 takes any free one")
-    parser.add_argument("--token-file", help="made if it is missing; without it no token is asked")
-    parser.add_argument("--run", help="directory of the address file")
-    parser.add_argument("--parent", type=int, help="end with this process and with stdin")
-    parser.add_argument("--log", help="file for events; stderr without it")
-    given = parser.parse_args(arguments)
-    if bool(given.db) == given.memory:
-        parser.error("give either --db or --memory")
-    return given
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the process and return its exit code."""
-    given = _parsed(arguments)
-    if given.parent:
+def main(text: str) -> int:
+    """Run the process with options as JSON; return its exit code."""
+    options = msgspec.json.decode(text, type=learnt(CatalogOptions))
+    if options.parent:
         # Started by an engine: readers of the catalog take no core from publishers.
         step_back()
     configure(sys.stderr, log_level="info", log_format="text")
-    if given.log:
-        RealFileSystem().make_directory(os.path.dirname(os.path.abspath(given.log)))
+    if options.log_path:
+        RealFileSystem().make_directory(os.path.dirname(os.path.abspath(options.log_path)))
         handler = logging.handlers.RotatingFileHandler(
-            given.log, maxBytes=LOG_BYTES_MAX, backupCount=3, encoding="utf-8"
+            options.log_path, maxBytes=LOG_BYTES_MAX, backupCount=3, encoding="utf-8"
         )
         handler.setFormatter(TextFormatter())
         LOGGER.handlers[:] = [handler]
@@ -310,16 +220,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
 
     try:
-        options = ServerOptions(
-            db=os.path.abspath(given.db) if given.db else None,
-            warehouse=given.warehouse,
-            catalog=given.catalog,
-            host=given.host,
-            port=given.port,
-            token=token_of(given.token_file) if given.token_file else None,
-            run_directory=given.run,
-            parent=given.parent,
-        )
         serve(options, listening=listening)
     except (FrazilError, OSError) as error:
         sys.stderr.write(f"frazil catalog: {error}\n")
@@ -331,18 +231,15 @@ BODY_BYTES_MAX: Final = 64 << 20
 CONTENT_TYPE: Final = "application/json"
 
 
-def make_app(
-    catalog: Catalog, *, name: str, token: str | None, failed: Callable[[], None]
-) -> Starlette:
+def make_app(catalog: Catalog, *, token: str, failed: Callable[[], None]) -> Starlette:
     """Return the application.
 
     Args:
         catalog: what answers.
-        name: the catalog's name.
-        token: what a request must bring, None if any may come.
+        token: the bearer token that every request needs.
         failed: called when storage failed: the file is in an unknown state.
     """
-    expected = None if token is None else f"Bearer {token}".encode()
+    expected = f"Bearer {token}".encode()
 
     def endpoint(handles: dict[str, Route]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
@@ -350,10 +247,8 @@ def make_app(
                 _authorise(request, expected)
                 call = Call(
                     catalog=catalog,
-                    name=name,
                     path=dict(request.path_params),
                     query=dict(request.query_params),
-                    headers=dict(request.headers),
                     body=await _body(request),
                 )
                 found = await run_in_threadpool(handles[request.method].handle, call)
@@ -379,12 +274,7 @@ def make_app(
     )
 
 
-def _authorise(request: Request, expected: bytes | None) -> None:
-    if expected is None:
-        # A page in the user's browser can reach this machine, too; clients of Iceberg are no pages.
-        if "origin" in request.headers:
-            raise Refusal(403, "ForbiddenException", "browsers need the catalog's token")
-        return
+def _authorise(request: Request, expected: bytes) -> None:
     given = request.headers.get("authorization", "").encode("utf-8", "surrogateescape")
     if not hmac.compare_digest(given, expected):
         raise Refusal(
@@ -434,9 +324,7 @@ def _error(status: int, kind: str, message: str) -> Answer:
 
 
 def _response(answer: Answer, request: Request) -> Response:
-    headers = dict(answer.headers)
-    if answer.status == 401:
-        headers["www-authenticate"] = "Bearer"
+    headers = {"www-authenticate": "Bearer"} if answer.status == 401 else {}
     has_body = answer.body and request.method != "HEAD"
     return Response(
         answer.body if has_body else b"",

@@ -11,13 +11,14 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
-from weakref import WeakValueDictionary
+from zlib import crc32
 
 from frazil.errors import Unavailable
 from frazil.lake.catalog.draft import Draft
 from frazil.lake.catalog.files import Loaded, MetadataFiles, Warehouse, purge
 from frazil.lake.catalog.metadata import (
     FORMAT_VERSION_DEFAULT,
+    FORMAT_VERSIONS,
     levels,
     new_table,
     path_part,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Catalog", "TableChange"]
 
+LOCKS: Final = 64
+"""Commits of tables that share a lock wait for each other."""
 ATTEMPTS_MAX: Final = 10
 """How often a commit is built anew because another program swapped first."""
 
@@ -74,19 +77,6 @@ class _Built(NamedTuple):
     new: Loaded
 
 
-class _Lock:
-    """A lock that a dictionary of weak references can hold."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *failure: object) -> None:
-        self._lock.release()
-
-
 class Catalog:
     """Namespaces and tables of one catalog. All methods may be called from any thread.
 
@@ -105,8 +95,7 @@ class Catalog:
         self._fs = file_system
         self._clock = clock
         self._files = MetadataFiles(file_system=file_system, clock=clock, warehouse=warehouse)
-        self._locks: WeakValueDictionary[str, _Lock] = WeakValueDictionary()
-        self._locks_lock = threading.Lock()
+        self._locks = [threading.Lock() for _number in range(LOCKS)]
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1000
@@ -118,10 +107,8 @@ class Catalog:
     def _alone(self, tables: Sequence[str]) -> Iterator[None]:
         """Keep this process's other commits from the tables: they would only lose the swap."""
         with contextlib.ExitStack() as stack:
-            for table in sorted(set(tables)):
-                with self._locks_lock:
-                    lock = self._locks.setdefault(table, _Lock())
-                stack.enter_context(lock)
+            for number in sorted({crc32(table.encode()) % LOCKS for table in tables}):
+                stack.enter_context(self._locks[number])
             yield
 
     # ------------------------------------------------------------------------- tables
@@ -284,12 +271,9 @@ class Catalog:
     def _start(self, change: TableChange) -> Json:
         if not self.store.has_namespace(change.namespace):
             raise no_namespace(change.namespace)
-        version = FORMAT_VERSION_DEFAULT
-        for update in change.updates:
-            if isinstance(update, UpgradeFormatVersion):
-                version = update.format_version
-                break
-        if not 1 <= version <= 3:
+        upgrades = [each for each in change.updates if isinstance(each, UpgradeFormatVersion)]
+        version = upgrades[0].format_version if upgrades else FORMAT_VERSION_DEFAULT
+        if version not in FORMAT_VERSIONS:
             raise bad_request("format version is not supported", format_version=version)
         return skeleton(format_version=version, uuid=self._uuid(), now_ms=self._now_ms())
 

@@ -10,13 +10,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 __all__ = [
-    "AddEncryptionKey",
     "AddPartitionSpec",
     "AddSchema",
     "AddSnapshot",
     "AddSortOrder",
     "AssignUuid",
-    "RemoveEncryptionKey",
     "RemovePartitionSpecs",
     "RemovePartitionStatistics",
     "RemoveProperties",
@@ -174,18 +172,6 @@ class RemoveSchemas(_Update, tag="remove-schemas"):
     schema_ids: list[int]
 
 
-class AddEncryptionKey(_Update, tag="add-encryption-key"):
-    """Add a key that is itself encrypted."""
-
-    encryption_key: dict[str, Any]
-
-
-class RemoveEncryptionKey(_Update, tag="remove-encryption-key"):
-    """Drop a key."""
-
-    key_id: str
-
-
 Update: TypeAlias = (
     AssignUuid
     | UpgradeFormatVersion
@@ -208,6 +194,4 @@ Update: TypeAlias = (
     | RemovePartitionStatistics
     | RemovePartitionSpecs
     | RemoveSchemas
-    | AddEncryptionKey
-    | RemoveEncryptionKey
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from frazil.serve.auth.credentials import new_key
 from frazil.serve.auth.files import load_certificate, server_context
 from frazil.serve.auth.guard import (
+    Caller,
     Credentials,
     Guard,
     Refusal,
@@ -12,21 +13,34 @@ from frazil.serve.auth.guard import (
     load_credentials,
     load_guard,
 )
-from frazil.serve.auth.permissions import Owners
-from frazil.serve.auth.roles import ANONYMOUS, Action, Principal
+from frazil.serve.auth.roles import (
+    ANONYMOUS,
+    ANYTHING,
+    CLUSTER,
+    Action,
+    Need,
+    Principal,
+    Resource,
+    topic_resource,
+)
 
 __all__ = [
     "ANONYMOUS",
+    "ANYTHING",
+    "CLUSTER",
     "Action",
+    "Caller",
     "Credentials",
     "Guard",
-    "Owners",
+    "Need",
     "Principal",
     "Refusal",
+    "Resource",
     "announce_exposure",
     "load_certificate",
     "load_credentials",
     "load_guard",
     "new_key",
     "server_context",
+    "topic_resource",
 ]

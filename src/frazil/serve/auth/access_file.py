@@ -26,7 +26,6 @@ from collections.abc import Hashable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import attrs
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic import ValidationError as TreeError
@@ -48,15 +47,7 @@ from frazil.serve.auth.roles import (
     is_subject_pattern,
 )
 
-__all__ = ["Access", "parse_access"]
-
-
-@attrs.frozen
-class Access:
-    """What the file says."""
-
-    roles: Roles = attrs.field(factory=Roles)
-    keys: Keyring = attrs.field(factory=Keyring)
+__all__ = ["parse_access"]
 
 
 def _pattern(text: str) -> str:
@@ -120,8 +111,8 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def parse_access(text: str, *, file: str = "access file") -> Access:
-    """Read the access file's text.
+def parse_access(text: str, *, file: str = "access file") -> tuple[Roles, Keyring]:
+    """Return the roles and keys of the access file's text.
 
     Raises:
         InvalidRequest: with the place in the file, and never with what stands there.
@@ -140,7 +131,7 @@ def parse_access(text: str, *, file: str = "access file") -> Access:
         key = ".".join(str(step) for step in first["loc"])
         reason = str(first["msg"]).removeprefix("Value error, ")
         raise InvalidRequest("access file is refused", key=key, reason=reason, file=file) from None
-    return Access(_roles(found, file), Keyring(_key(*item) for item in found.keys.items()))
+    return _roles(found, file), Keyring(_key(*item) for item in found.keys.items())
 
 
 def _roles(found: _AccessText, file: str) -> Roles:

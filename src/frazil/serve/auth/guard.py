@@ -1,11 +1,11 @@
-"""The one gate of all calls: how often, who, and whether they may.
+"""The guard of all calls: rate, authentication, authorisation.
 
-It is the interceptor in front of every handler. From the headers alone it counts the call and
-finds out who makes it; only then is the message read, for what the call needs (`RPCS`), and the
-roles are asked. Without authentication only the counting is left.
+It runs before every handler. From the headers alone it counts the call and finds out who makes it;
+only then is the message read, for what the call needs, and the roles are asked. Each front end says
+what its calls need. Without authentication calls are only counted.
 
-Statuses and their texts are the protocol's. What is refused is told as an event, a few a second,
-never with the credential. `x-danube-internal-broker` is not read: it grants nothing.
+Statuses and their texts are the protocol's. Refusals are logged, a few a second, never with the
+credential. `x-danube-internal-broker` is not read: it grants nothing.
 """
 
 from __future__ import annotations
@@ -17,21 +17,27 @@ from typing import TYPE_CHECKING, Final, Protocol
 import attrs
 
 from frazil.errors import InvalidRequest
-from frazil.serve.auth.access_file import Access, parse_access
-from frazil.serve.auth.credentials import SECRET_BYTES_MIN, Authenticator, BadCredential, TokenRules
+from frazil.serve.auth.access_file import parse_access
+from frazil.serve.auth.credentials import (
+    SECRET_BYTES_MIN,
+    Authenticator,
+    BadCredential,
+    Keyring,
+    TokenRules,
+)
 from frazil.serve.auth.files import read_private
-from frazil.serve.auth.permissions import RPCS, Need, Owners, needs
-from frazil.serve.auth.roles import ANONYMOUS, ANYTHING, Principal, Roles
-from frazil.serve.danube.statuses import Refused, Status, status
-from frazil.serve.grpc.codec import Code
+from frazil.serve.auth.roles import ANONYMOUS, Principal, Roles
+from frazil.serve.danube.statuses import Status, status
+from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from frazil.clock import Clock
     from frazil.config import AuthSettings, Settings
-    from frazil.serve.auth.permissions import Owners
+    from frazil.serve.auth.credentials import Verified
+    from frazil.serve.auth.roles import Need
 
 __all__ = [
     "Caller",
@@ -102,19 +108,27 @@ class Guard:
         self,
         credentials: Credentials | None,
         *,
-        owners: Owners,
+        needs: Callable[[str, bytes], list[Need] | None],
         limiter: RateLimiter,
         clock: Clock,
     ) -> None:
-        """Without credentials everybody may do everything, as often as the limiter lets them."""
+        """Without credentials everybody may do everything, as often as the limiter lets them.
+
+        Args:
+            credentials: who is known and what they may do, None without authentication.
+            needs: returns what a call of a path needs, None for an unknown path; raises `Refused`.
+            limiter: how often each client may call.
+            clock: tells the time.
+        """
         self._credentials = credentials
-        self._owners = owners
+        self._needs = needs
         self._limiter = limiter
         self._clock = clock
         self._monotonic = clock.monotonic
         self._events = RateLimiter(rate_s=EVENTS_S_MAX, clients_max=1)
         self._unauthenticated = 0
         self._denied = 0
+        self._limited = 0
 
     @property
     def enabled(self) -> bool:
@@ -132,14 +146,16 @@ class Guard:
         return {
             "unauthenticated": self._unauthenticated,
             "denied": self._denied,
-            "limited": self._limiter.refusals,
+            "limited": self._limited,
             "clients": len(self._limiter),
         }
 
     def __call__(self, call: Caller) -> Refusal | None:
-        """Count a call that begins, and tell why it may not be served; None if it may."""
-        found = self._admitted(call)
-        return self._judge(call, found) if isinstance(found, Principal) else found
+        """Count a call that begins; return why it may not be served, None if it may."""
+        refusal = self.admit(call)
+        if refusal is not None or self._credentials is None:
+            return refusal
+        return self.check(call)
 
     def free_calls(self, peer: str, count: int) -> int:
         """Count calls that came together; return how many may be served without a look at them.
@@ -148,69 +164,52 @@ class Guard:
         """
         if self._credentials is not None:
             return 0
-        return self._limiter.allow_some(client_of(peer), self._monotonic(), count)
+        return self._limiter.take(client_of(peer), self._monotonic(), count)
 
     def admit(self, call: Caller) -> Refusal | None:
-        """Count a call whose message nobody has read yet, and tell why its caller is sent away.
+        """Count a call from its headers alone; return why its caller is sent away.
 
-        It is for listeners that know only from the message which call it is; they `check` it then.
+        A caller that is not known to be good counts for the address it comes from.
         """
-        found = self._admitted(call)
+        client: Hashable = client_of(call.peer)
+        known = self._known(call)
+        if known is not None:
+            client = known.principal
+        if not self._limiter.take(client, self._monotonic()):
+            self._limited += 1
+            return TOO_MANY
+        if self._credentials is None or known is not None:
+            return None
+        found = self._principal(call)
         return None if isinstance(found, Principal) else found
 
     def foresee(self, call: Caller) -> Refusal | None:
-        """Tell why the caller of a request that still arrives is sent away without the rest of it.
+        """Return why the caller of a request that still arrives is sent away without the rest of it.
 
-        Whoever is known is counted when all of it is here, others now, too: they may be guessing.
+        A known caller is counted when all of it has arrived, others now: they may be guessing.
+        """
+        if self._credentials is None or self._known(call) is not None:
+            return None
+        return self.admit(call)
+
+    def check(self, call: Caller, wanted: list[Need] | None = None) -> Refusal | None:
+        """Return why this call may not be served (any longer), None if it may; nothing is counted.
+
+        A long stream is checked from time to time: its token may have ended, the roles changed.
+        `wanted` is what the call needs, where the message does not tell.
         """
         if self._credentials is None:
             return None
-        header = call.metadata.get("authorization", "")
-        known = self._credentials.authenticator.known(header, now_s=self._wall_s())
-        return self.admit(call) if known is None else None
-
-    def _admitted(self, call: Caller) -> Principal | Refusal | None:
-        """Count a call; return who makes it or why it is refused, None without authentication."""
-        now_s = self._monotonic()
-        if self._credentials is None:
-            return None if self._limiter.allow(client_of(call.peer), now_s) else TOO_MANY
-        header = call.metadata.get("authorization", "")
-        known = self._credentials.authenticator.known(header, now_s=self._wall_s())
-        # Credentials that are not known to be good count for the address they come from.
-        client = client_of(call.peer) if known is None else known.principal
-        if not self._limiter.allow(client, now_s):
-            return TOO_MANY
-        return self._principal(call) if known is None else known.principal
-
-    def check(self, call: Caller) -> Refusal | None:
-        """Tell why this call may not be served (any longer), None if it may.
-
-        A long stream asks from time to time: its token may have ended, the roles changed.
-        """
-        if self._credentials is None:
-            return None
-        found = self._principal(call)
-        return self._judge(call, found) if isinstance(found, Principal) else found
-
-    def authorize(self, call: Caller, wanted: list[Need]) -> Refusal | None:
-        """Return why a caller may not do what needs these, None if it may; nothing is counted."""
-        if self._credentials is None:
-            return None
-        found = self._principal(call)
-        return self._decide(call, found, wanted) if isinstance(found, Principal) else found
-
-    def _judge(self, call: Caller, principal: Principal) -> Refusal | None:
-        rpc = RPCS.get(call.path)
-        if rpc is None:
-            return UNKNOWN
-        try:
-            wanted = needs(rpc, call.message, self._owners)
-        except Refused as error:
-            return _refusal(error.status)
-        return self._decide(call, principal, wanted)
-
-    def _decide(self, call: Caller, principal: Principal, wanted: list[Need]) -> Refusal | None:
-        assert self._credentials is not None
+        principal = self._principal(call)
+        if not isinstance(principal, Principal):
+            return principal
+        if wanted is None:
+            try:
+                wanted = self._needs(call.path, call.message)
+            except CallFailed as error:
+                return error.code, error.text
+            if wanted is None:
+                return UNKNOWN
         for need in wanted:
             if not self._credentials.roles.authorize(principal, need.action, need.resource):
                 return self._deny(call, principal, need)
@@ -223,23 +222,12 @@ class Guard:
         found = self._principal(call)
         return found if isinstance(found, Principal) else None
 
-    def knows(self, header: str | None) -> bool:
-        """Tell whether an `authorization` header is of somebody who is known and has any grant.
-
-        Without authentication everybody is. It does not count: the listeners that ask have limits
-        of their own.
-        """
+    def _known(self, call: Caller) -> Verified | None:
+        """Return whose credential this is if it was taken before and has not ended."""
         if self._credentials is None:
-            return True
-        try:
-            found = self._credentials.authenticator.authenticate(header or "", now_s=self._wall_s())
-        except BadCredential:
-            self._unauthenticated += 1
-            return False
-        if not self._credentials.roles.authorize(found.principal, None, ANYTHING):
-            self._denied += 1
-            return False
-        return True
+            return None
+        header = call.metadata.get("authorization", "")
+        return self._credentials.authenticator.known(header, now_s=self._wall_s())
 
     def _principal(self, call: Caller) -> Principal | Refusal:
         assert self._credentials is not None
@@ -254,27 +242,25 @@ class Guard:
 
     def _refuse(self, call: Caller, status: Status, reason: str) -> Refusal:
         self._unauthenticated += 1
-        if self._events.allow("refused", self._clock.monotonic()):
+        if self._events.take("refused", self._monotonic()):
             warn("call_unauthenticated", path=call.path, peer=call.peer, reason=reason)
-        return _refusal(status)
+        return status
 
     def _deny(self, call: Caller, principal: Principal, need: Need) -> Refusal:
         self._denied += 1
-        if self._events.allow("refused", self._clock.monotonic()):
+        if self._events.take("refused", self._monotonic()):
             warn("call_denied", path=call.path, peer=call.peer, principal=principal)
         action = "any action" if need.action is None else need.action.value
-        return _refusal(status("not_granted", action=action, resource=str(need.resource)))
+        return status("not_granted", action=action, resource=str(need.resource))
 
     def _wall_s(self) -> float:
         return self._clock.now_us() / 1e6
 
 
-def _refusal(status: Status) -> Refusal:
-    return (Code(status.code), status.text)
-
-
 LOOKS_MAX: Final = 8
 """So many clients are looked at for one that can be forgotten."""
+_OTHERS: Final = None
+"""The client that stands for all those without a bucket of their own."""
 
 
 class RateLimiter:
@@ -293,42 +279,19 @@ class RateLimiter:
         self._clients_max = clients_max
         self._full_at: dict[Hashable, float] = {}
         """When each bucket would be full again. Those at the front were not looked at longest."""
-        self._others_full_at = 0.0
-        self.refusals = 0
 
     def __len__(self) -> int:
         return len(self._full_at)
 
-    def allow(self, client: Hashable, now_s: float) -> bool:
-        """Take one from the client's bucket; False, and nothing taken, if it is empty."""
-        full_at = self._full_at.get(client)
-        if full_at is None:
-            if not self._has_room(now_s):
-                return self._allow_others(now_s)
-            full_at = now_s
-        elif full_at < now_s:
-            full_at = now_s
-        after = full_at + self._one_s
-        if after - now_s > self._empty_s:
-            self.refusals += 1
-            return False
-        self._full_at[client] = after
-        return True
-
-    def allow_some(self, client: Hashable, now_s: float, count: int) -> int:
-        """Take up to `count` from the client's bucket; return how many. The rest is not counted.
-
-        A client that has no bucket of its own gets none this way.
-        """
-        full_at = self._full_at.get(client)
-        if full_at is None:
-            if not self._has_room(now_s):
-                return 0
-            full_at = now_s
-        full_at = max(full_at, now_s)
-        taken = max(0, min(count, int((self._empty_s - (full_at - now_s)) / self._one_s)))
-        self._full_at[client] = full_at + taken * self._one_s
-        return taken
+    def take(self, client: Hashable, now_s: float, count: int = 1) -> int:
+        """Take up to `count` from the client's bucket; return how many."""
+        if client not in self._full_at and not self._has_room(now_s):
+            client = _OTHERS
+        full_at = max(self._full_at.get(client, now_s), now_s)
+        taken = min(count, int((self._empty_s - (full_at - now_s)) / self._one_s))
+        if taken > 0:
+            self._full_at[client] = full_at + taken * self._one_s
+        return max(taken, 0)
 
     def _has_room(self, now_s: float) -> bool:
         if len(self._full_at) < self._clients_max:
@@ -341,28 +304,21 @@ class RateLimiter:
             self._full_at[client] = full_at
         return False
 
-    def _allow_others(self, now_s: float) -> bool:
-        after = max(self._others_full_at, now_s) + self._one_s
-        if after - now_s > self._empty_s:
-            self.refusals += 1
-            return False
-        self._others_full_at = after
-        return True
-
 
 SECRETS_MAX: Final = 8
 
 
-def load_guard(settings: Settings, *, owners: Owners, clock: Clock) -> Guard:
-    """Return the guard of the broker's calls.
+def load_guard(
+    settings: Settings, *, needs: Callable[[str, bytes], list[Need] | None], clock: Clock
+) -> Guard:
+    """Return the guard of the broker's calls; `needs` as the guard has it.
 
     Raises:
         InvalidRequest: if a file of keys or secrets cannot be used.
     """
-    serve = settings.serve
-    limiter = RateLimiter(rate_s=serve.requests_s_max, clients_max=CLIENTS_MAX)
+    limiter = RateLimiter(rate_s=settings.serve.requests_s_max, clients_max=CLIENTS_MAX)
     credentials = load_credentials(settings.auth) if settings.auth.enabled else None
-    return Guard(credentials, owners=owners, limiter=limiter, clock=clock)
+    return Guard(credentials, needs=needs, limiter=limiter, clock=clock)
 
 
 def load_credentials(auth: AuthSettings) -> Credentials:
@@ -371,11 +327,11 @@ def load_credentials(auth: AuthSettings) -> Credentials:
     Raises:
         InvalidRequest: if a file cannot be used, with its place and without its contents.
     """
-    access = Access()
+    roles, keys = Roles(), Keyring()
     if auth.access_file:
         text = read_private(auth.access_file, what="access file")
-        access = parse_access(text, file=auth.access_file)
-    return Credentials(Authenticator(_token_rules(auth), access.keys), access.roles)
+        roles, keys = parse_access(text, file=auth.access_file)
+    return Credentials(Authenticator(_token_rules(auth), keys), roles)
 
 
 def _token_rules(auth: AuthSettings) -> TokenRules | None:
@@ -396,7 +352,7 @@ def _token_rules(auth: AuthSettings) -> TokenRules | None:
 
 
 def announce_exposure(settings: Settings) -> list[str]:
-    """Tell, as events and in the texts returned, what others can reach without protection."""
+    """Log, and return as texts, what other machines can reach without protection."""
     serve = settings.serve
     found = []
     for host in serve.exposed:

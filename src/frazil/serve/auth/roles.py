@@ -11,7 +11,7 @@ import fnmatch
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import attrs
 
@@ -21,6 +21,7 @@ __all__ = [
     "CLUSTER",
     "Action",
     "Grant",
+    "Need",
     "Principal",
     "Resource",
     "ResourceKind",
@@ -59,14 +60,7 @@ ANONYMOUS: Final = Principal("anonymous", "anonymous")
 """Everybody, while authentication is off."""
 
 
-class ResourceKind(enum.StrEnum):
-    """What an action may be done to."""
-
-    TOPIC = "topic"
-    NAMESPACE = "namespace"
-    SUBJECT = "subject"
-    CLUSTER = "cluster"
-    ANYTHING = "anything"
+ResourceKind = Literal["topic", "namespace", "subject", "cluster", "anything"]
 
 
 class Resource(NamedTuple):
@@ -77,20 +71,27 @@ class Resource(NamedTuple):
     name: str = ""
 
     def __str__(self) -> str:
-        if self.kind is ResourceKind.TOPIC:
+        if self.kind == "topic":
             return f"topic /{self.namespace}/{self.name}"
         return f"{self.kind} {self.namespace or self.name}".rstrip()
 
 
-CLUSTER: Final = Resource(ResourceKind.CLUSTER)
-ANYTHING: Final = Resource(ResourceKind.ANYTHING)
+CLUSTER: Final = Resource("cluster")
+ANYTHING: Final = Resource("anything")
 """Allowed to whoever has the action somewhere."""
+
+
+class Need(NamedTuple):
+    """An action on a resource that a request needs; no action is any of them."""
+
+    action: Action | None
+    resource: Resource
 
 
 def topic_resource(topic: str) -> Resource:
     """Return the topic with this full name, which is as the engine has it."""
     _, namespace, name = topic.split("/")
-    return Resource(ResourceKind.TOPIC, namespace, name)
+    return Resource("topic", namespace, name)
 
 
 def is_pattern(text: str) -> bool:
@@ -127,15 +128,15 @@ class Grant:
     def covers(self, resource: Resource) -> bool:
         """Tell whether the actions are allowed on `resource`."""
         kind = resource.kind
-        if kind is ResourceKind.ANYTHING:
+        if kind == "anything":
             return True
-        if kind is ResourceKind.SUBJECT:
+        if kind == "subject":
             return _fits(self.subjects, resource.name)
-        if kind is ResourceKind.CLUSTER:
+        if kind == "cluster":
             return self.namespace == "*" and "*" in self.topics
         if not _fits((self.namespace,), resource.namespace):
             return False
-        if kind is ResourceKind.NAMESPACE:
+        if kind == "namespace":
             return "*" in self.topics
         part = _PART.fullmatch(resource.name)
         # A partition is the topic's own: who may use the topic may use its parts.

@@ -1,326 +1,458 @@
-"""Topics from the admin's side: made whole or in parts, deleted, unloaded, listed, described.
+"""Administration: topics, subscriptions, namespaces and the broker, as the admin port has them.
 
 `CreatePartitionedTopic` makes one partitioned topic of the engine. Its parts have the names that
 clients expect, `<topic>-part-<i>`, and to producers, consumers and `TopicPartitions` each is a topic
 like any other. But all of them are made, and deleted, by one decision that no crash can cut in
 half, and in the lake the whole is one table, where as many topics as parts would be as many tables.
 What parts share is their identity, so that one setting of a subscription counts for all of them.
+
+No call holds up the loop: what waits for the journal waits in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
-
-import attrs
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound, Overloaded
-from frazil.model import topic_uid
-from frazil.serve.danube.admin_calls import admin_act, admin_call, uid_of
+from frazil.model import NAMESPACES_AT_BOOT, topic_uid
+from frazil.serve.danube.consumers import CONSUMERS_MAX
 from frazil.serve.danube.names import check_namespace, checked_topic, namespace_of, part_of
-from frazil.serve.danube.proto.danube_admin_pb2 import (
-    BrokerInfo,
-    BrokerRequest,
-    DescribeTopicRequest,
-    DescribeTopicResponse,
-    DispatchStrategy,
-    Empty,
-    GetLeaderBrokerResponse,
-    GetNamespacePoliciesResponse,
-    GetNamespaceTopicsResponse,
-    GetSubscriptionDispatchConfigRequest,
-    GetSubscriptionDispatchConfigResponse,
-    GetSubscriptionFailurePolicyRequest,
-    GetSubscriptionFailurePolicyResponse,
-    ListBrokersResponse,
-    ListNamespacesResponse,
-    NamespaceRequest,
-    NamespaceResponse,
-    NewTopicRequest,
-    PartitionedTopicRequest,
-    SetSubscriptionDispatchConfigRequest,
-    SetSubscriptionFailurePolicyRequest,
-    SubscriptionDispatchConfig,
-    SubscriptionFailurePolicy,
-    SubscriptionListResponse,
-    SubscriptionRequest,
-    SubscriptionResponse,
-    TopicInfo,
-    TopicInfoListResponse,
-    TopicRequest,
-    TopicResponse,
-)
+from frazil.serve.danube.producers import PRODUCERS_MAX
+from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import SchemaReference
-from frazil.serve.danube.statuses import Refused, Status, status
-from frazil.serve.grpc.codec import Code
-from frazil.subscribe import NAME_BYTES_MAX, Backoff, FailurePolicy, Poison, check_dead_letters
-from frazil.telemetry import warn
+from frazil.serve.danube.rpcs import Answer, routes_of
+from frazil.serve.danube.statuses import Refused, Status, status, status_of
+from frazil.serve.grpc.codec import CallFailed, Code
+from frazil.serve.grpc.router import to_its_end
+from frazil.subscribe import (
+    NAME_BYTES_MAX,
+    SUBSCRIPTIONS_MAX,
+    Backoff,
+    FailurePolicy,
+    Poison,
+    check_dead_letters,
+)
+from frazil.telemetry import event, warn
 from frazil.topic import PARTITIONS_MAX, StateTag
 
 if TYPE_CHECKING:
-    from frazil.config import Settings
+    from collections.abc import Callable, Coroutine
+
     from frazil.engine import Engine, Topic
-    from frazil.serve.danube.admin_calls import Acts, AdminNeeds
+    from frazil.serve.auth import Caller
+    from frazil.serve.danube.routes import Services
     from frazil.serve.grpc.router import Route
     from frazil.subscribe import Stored
 
-__all__ = [
-    "NAMESPACES_MAX",
-    "BrokerAdmin",
-    "BrokerFacts",
-    "NamespaceAdmin",
-    "Namespaces",
-    "SubscriptionAdmin",
-    "TopicAdmin",
-    "admin_routes",
-]
+__all__ = ["NAMESPACES_MAX", "Acts", "Admin"]
 
-_SERVICE: Final = "/danube_admin.TopicAdmin/"
+NAMESPACES_MAX: Final = 10_000
+
+_Result = TypeVar("_Result")
 
 
-class SubscriptionAdmin:
-    """Answers the calls of `danube_admin.TopicAdmin` that are about subscriptions."""
+class Acts:
+    """Does and logs what changes something. All methods belong to the event loop's thread."""
 
-    def __init__(self, needs: AdminNeeds) -> None:
-        self._needs = needs
-        self._settings = needs.settings
+    def __init__(self) -> None:
+        self.principal_of: Callable[[Caller], object] = lambda _caller: "anonymous"
+        """Names the caller, None if that is no longer known; set where callers are known."""
+
+    async def do(
+        self, caller: Caller, work: Coroutine[Any, Any, _Result], **names: object
+    ) -> _Result:
+        """Do work to its end, even if the caller goes; `names` are of what it changes."""
+        who = {"path": caller.path, "principal": self.principal_of(caller), "peer": caller.peer}
+        return await to_its_end(_logged(work, {**who, **names}))
+
+
+async def _logged(work: Coroutine[Any, Any, _Result], facts: dict[str, Any]) -> _Result:
+    status = Code.INTERNAL
+    try:
+        found = await work
+        status = Code.OK
+    except (CallFailed, FrazilError) as error:
+        status = status_of(error).code
+        raise
+    finally:
+        event("admin_act", **facts, status=status.name)
+    return found
+
+
+def _uid_of(topic: Topic) -> str:
+    """Return the identity of a topic, which its parts share."""
+    return topic_uid(topic.runtime.state.spec)
+
+
+class Admin:
+    """Answers the calls of `danube_admin`. All methods belong to the event loop's thread."""
+
+    def __init__(self, services: Services, engine: Engine) -> None:
+        self._services = services
+        self._engine = engine
+        self._topics = services.topics
+        self._settings = services.subscription_settings
+        self._broker_id = services.broker_id
+        self._changing_namespaces = asyncio.Lock()
 
     def routes(self) -> dict[str, Route]:
-        """Return the calls by path."""
-        act = partial(admin_act, self._needs.acts, topic="topic", subscription="subscription")
+        """Return the routes of TopicAdmin, NamespaceAdmin and BrokerAdmin.
+
+        Everything that is not among them is answered UNIMPLEMENTED.
+        """
+        topics: dict[str, Answer] = {
+            "CreateTopic": self._create,
+            "CreatePartitionedTopic": self._create_parts,
+            "DeleteTopic": self._delete,
+            "UnloadTopic": self._unload,
+            "DescribeTopic": self._describe,
+            "ListNamespaceTopics": self._list_namespace_topics,
+            "ListBrokerTopics": self._list_broker_topics,
+            "ListSubscriptions": self._list_subscriptions,
+            "Unsubscribe": self._unsubscribe,
+            "SetSubscriptionFailurePolicy": self._set_policy,
+            "GetSubscriptionFailurePolicy": self._get_policy,
+            "SetSubscriptionDispatchConfig": self._set_window,
+            "GetSubscriptionDispatchConfig": self._get_window,
+        }
+        namespaces: dict[str, Answer] = {
+            "GetNamespaceTopics": self._get_namespace_topics,
+            "GetNamespacePolicies": self._get_namespace_policies,
+            "CreateNamespace": self._create_namespace,
+            "DeleteNamespace": self._delete_namespace,
+        }
+        brokers: dict[str, Answer] = {
+            "ListBrokers": self._list_brokers,
+            "GetLeaderBroker": self._get_leader,
+            "ListNamespaces": self._list_namespaces,
+        }
+        acts = self._services.acts
         return {
-            f"{_SERVICE}ListSubscriptions": admin_call(TopicRequest, self._list),
-            f"{_SERVICE}Unsubscribe": act(SubscriptionRequest, self._unsubscribe),
-            f"{_SERVICE}SetSubscriptionFailurePolicy": act(
-                SetSubscriptionFailurePolicyRequest, self._set_policy
-            ),
-            f"{_SERVICE}GetSubscriptionFailurePolicy": admin_call(
-                GetSubscriptionFailurePolicyRequest, self._get_policy
-            ),
-            f"{_SERVICE}SetSubscriptionDispatchConfig": act(
-                SetSubscriptionDispatchConfigRequest, self._set_window
-            ),
-            f"{_SERVICE}GetSubscriptionDispatchConfig": admin_call(
-                GetSubscriptionDispatchConfigRequest, self._get_window
-            ),
+            **routes_of("danube_admin.TopicAdmin", topics, acts),
+            **routes_of("danube_admin.NamespaceAdmin", namespaces, acts),
+            **routes_of("danube_admin.BrokerAdmin", brokers, acts),
         }
 
-    async def _list(self, request: TopicRequest) -> SubscriptionListResponse:
-        topics = self._needs.named(request.name)
-        return SubscriptionListResponse(subscriptions=self._needs.subscriptions(topics))
+    def _named(self, name: str) -> list[Topic]:
+        """Return the topic of a name, or all parts of a partitioned one.
 
-    # -- ended -----------------------------------------------------------------------------------
+        Raises:
+            Refused: if the name is none, or there is no such topic.
+        """
+        found = [self._topics.find(part) for part in self._topics.parts(checked_topic(name))]
+        there = [topic for topic in found if topic is not None]
+        if not there:
+            raise Refused(status("topic_missing", topic=name))
+        return there
 
-    async def _unsubscribe(self, request: SubscriptionRequest) -> SubscriptionResponse:
-        topics = self._needs.named(request.topic)
-        if self._known(topics, request.subscription) is None:
-            raise _unknown(request.topic, request.subscription)
-        await self._end(topics, request.subscription)
-        return SubscriptionResponse(success=True)
+    # -- topics ----------------------------------------------------------------------------------
 
-    async def _end(self, topics: list[Topic], name: str) -> None:
-        before = {uid_of(topic): self._settings.find(uid_of(topic), name) for topic in topics}
+    async def _create(self, request: wire.NewTopicRequest) -> wire.TopicResponse:
+        return await self._make(request.name, request, partitions=0)
+
+    async def _create_parts(self, request: wire.PartitionedTopicRequest) -> wire.TopicResponse:
+        if not 1 <= request.partitions <= PARTITIONS_MAX:
+            raise InvalidRequest(
+                "number of partitions is out of range",
+                partitions=request.partitions,
+                partitions_max=PARTITIONS_MAX,
+            )
+        return await self._make(request.base_name, request, partitions=request.partitions)
+
+    async def _make(
+        self,
+        asked: str,
+        request: wire.NewTopicRequest | wire.PartitionedTopicRequest,
+        *,
+        partitions: int,
+    ) -> wire.TopicResponse:
+        name = checked_topic(asked)
+        strategy, subject = request.dispatch_strategy, request.schema_subject
+        if strategy not in wire.DispatchStrategy.values():
+            raise InvalidRequest("there is no such dispatch strategy", dispatch_strategy=strategy)
+        schemas = self._services.schemas
+        if subject:
+            # Before the topic is there: most refusals then leave nothing to take back.
+            schemas.check_reference(name, SchemaReference(subject=subject))
+        is_reliable = strategy == wire.DispatchStrategy.Reliable
+        try:
+            await self._topics.make(name, is_reliable=is_reliable, partitions=partitions)
+        except Conflict as error:
+            raise Refused(Status(Code.ALREADY_EXISTS, str(error))) from error
+        if subject:
+            try:
+                await schemas.configure(name, subject, "", check_payload=False)
+            except (FrazilError, Refused):
+                # A topic that takes everything is not the one that was asked for.
+                await self._remove(name)
+                raise
+        return wire.TopicResponse(success=True)
+
+    async def _delete(self, request: wire.TopicRequest) -> wire.TopicResponse:
+        name = checked_topic(request.name)
+        self._named(name)
+        if part_of(name) is not None:
+            raise Refused(status("part_not_deletable", topic=name))
+        await self._remove(name)
+        return wire.TopicResponse(success=True)
+
+    async def _remove(self, name: str) -> None:
+        """Delete a topic, or all parts of one, and forget whatever was known of it."""
+        gone = self._named(name)
+        parts = [topic.name for topic in gone]
+        is_one = gone[0].runtime.state.spec.part_of or parts == [name]
+        # Parts that clients made one by one are topics of their own, and are deleted one by one.
+        for each in [name] if is_one else parts:
+            await asyncio.to_thread(self._engine.delete_topic, each)
+        services = self._services
+        for part in parts:
+            self._topics.release(part)
+            services.deliveries.forget_topic(part)
+            services.consumers.forget_topic(part)
+        try:
+            for part in parts:
+                await services.schemas.forget_topic(part)
+            for uid in {_uid_of(topic) for topic in gone}:
+                await asyncio.to_thread(self._settings.forget_topic, uid)
+                await self._topics.forget(uid)
+        except FrazilError as error:
+            # The topic is gone all the same. The next start finds what is left, and removes it.
+            warn("topic_leftovers", topic=name, error=error)
+
+    async def _unload(self, request: wire.TopicRequest) -> wire.TopicResponse:
+        for topic in self._named(request.name):
+            self._services.consumers.unload(topic.name)
+            self._topics.release(topic.name)
+        return wire.TopicResponse(success=True)
+
+    async def _describe(self, request: wire.DescribeTopicRequest) -> wire.DescribeTopicResponse:
+        topics = self._named(request.name)
+        reply = wire.DescribeTopicResponse(
+            name=checked_topic(request.name),
+            subscriptions=self._subscriptions(topics),
+            broker_id=self._broker_id,
+            delivery=self._delivery(topics[0]),
+        )
+        facts = self._services.schemas.describe(topics[0].name)
+        if facts is not None:
+            reply.schema_subject = facts.config.subject
+            if facts.latest is not None:
+                reply.schema_id = facts.latest.subject.schema_id
+                reply.schema_version = facts.latest.version
+                reply.schema_type = facts.latest.entry.type
+                reply.compatibility_mode = facts.latest.subject.mode.upper()
+        return reply
+
+    async def _list_namespace_topics(
+        self, request: wire.NamespaceRequest
+    ) -> wire.TopicInfoListResponse:
+        await self._check_namespace(request.name)
+        return self._infos(self._topics_in(request.name))
+
+    async def _list_broker_topics(self, request: wire.BrokerRequest) -> wire.TopicInfoListResponse:
+        if request.broker_id != self._broker_id:
+            raise NotFound("unable to find the broker", broker_id=request.broker_id)
+        return self._infos(sorted(runtime.name for runtime in self._engine.runtimes))
+
+    def _infos(self, names: list[str]) -> wire.TopicInfoListResponse:
+        found = [self._topics.find(name) for name in names]
+        infos = [
+            wire.TopicInfo(
+                name=topic.name, broker_id=self._broker_id, delivery=self._delivery(topic)
+            )
+            for topic in found
+            if topic is not None
+        ]
+        return wire.TopicInfoListResponse(topics=infos)
+
+    def _delivery(self, topic: Topic) -> str:
+        return wire.DispatchStrategy.Name(int(self._topics.is_reliable(topic)))
+
+    # -- subscriptions ---------------------------------------------------------------------------
+
+    def _subscriptions(self, topics: list[Topic]) -> list[str]:
+        """Return the subscriptions of a topic, or of all of its parts, sorted."""
+        found: set[str] = set()
         for topic in topics:
-            await self._needs.unsubscribe(topic.name, name)
+            found.update(self._engine.cursors.names(topic.name))
+            found.update(self._services.unreliable.names(topic.name))
+        return sorted(found)
+
+    async def _list_subscriptions(
+        self, request: wire.TopicRequest
+    ) -> wire.SubscriptionListResponse:
+        topics = self._named(request.name)
+        return wire.SubscriptionListResponse(subscriptions=self._subscriptions(topics))
+
+    async def _unsubscribe(self, request: wire.SubscriptionRequest) -> wire.SubscriptionResponse:
+        topics, name = self._named(request.topic), request.subscription
+        self._stored(request.topic, name)
+        before = {_uid_of(topic): self._settings.find(_uid_of(topic), name) for topic in topics}
+        services = self._services
+        for topic in topics:
+            if name in self._engine.cursors.names(topic.name):
+                await services.deliveries.drop(topic.name, name)
+            services.unreliable.drop(topic.name, name)
+            services.consumers.forget_subscription(topic.name, name)
         for uid, stored in before.items():
             if not self._is_left(uid, name):
                 await asyncio.to_thread(self._settings.delete, uid, name)
             elif stored is not None:
                 await asyncio.to_thread(self._settings.put, uid, name, stored)
+        return wire.SubscriptionResponse(success=True)
 
     def _is_left(self, uid: str, name: str) -> bool:
-        """Tell whether another part of a topic has the subscription, and needs its settings."""
-        engine = self._needs.engine
+        """Return whether another part of a topic has the subscription, and needs its settings."""
+        engine = self._engine
         return any(
             topic_uid(runtime.state.spec) == uid and name in engine.cursors.names(runtime.name)
             for runtime in engine.runtimes
         )
 
-    # -- policies --------------------------------------------------------------------------------
-
     async def _set_policy(
-        self, request: SetSubscriptionFailurePolicyRequest
-    ) -> SubscriptionResponse:
-        topics = self._needs.named(request.topic)
+        self, request: wire.SetSubscriptionFailurePolicyRequest
+    ) -> wire.SubscriptionResponse:
+        topics = self._named(request.topic)
         if not request.HasField("failure_policy"):
             raise InvalidRequest("the request has no failure_policy")
         policy = _policy_of(request.failure_policy)
         if policy.dead_letter_topic is not None:
             checked_topic(policy.dead_letter_topic)
-        runtimes = [topic.runtime for topic in topics]
-        check_dead_letters(self._needs.engine, runtimes, policy)
-        await self._change(topics, request.subscription, policy=policy)
-        return SubscriptionResponse(success=True)
+        check_dead_letters(self._engine, [topic.runtime for topic in topics], policy)
+        return await self._change(topics, request.subscription, policy=policy)
 
     async def _get_policy(
-        self, request: GetSubscriptionFailurePolicyRequest
-    ) -> GetSubscriptionFailurePolicyResponse:
+        self, request: wire.GetSubscriptionFailurePolicyRequest
+    ) -> wire.GetSubscriptionFailurePolicyResponse:
         stored = self._stored(request.topic, request.subscription)
-        return GetSubscriptionFailurePolicyResponse(
-            failure_policy=_wire_policy(stored.policy),
+        policy = stored.policy
+        return wire.GetSubscriptionFailurePolicyResponse(
+            failure_policy=wire.SubscriptionFailurePolicy(
+                backoff_strategy=int(policy.backoff),
+                dead_letter_topic=policy.dead_letter_topic,
+                poison_policy=int(policy.poison),
+                **{name: getattr(policy, name) for name in _SAME},
+            ),
             subscription_type=0 if stored.kind is None else int(stored.kind),
         )
 
-    # -- windows ---------------------------------------------------------------------------------
-
     async def _set_window(
-        self, request: SetSubscriptionDispatchConfigRequest
-    ) -> SubscriptionResponse:
-        topics = self._needs.named(request.topic)
+        self, request: wire.SetSubscriptionDispatchConfigRequest
+    ) -> wire.SubscriptionResponse:
+        topics = self._named(request.topic)
         if not request.HasField("dispatch_config"):
             raise InvalidRequest("the request has no dispatch_config")
         window = request.dispatch_config.max_unacked_messages
-        await self._change(topics, request.subscription, max_unacked_messages=window)
-        return SubscriptionResponse(success=True)
+        return await self._change(topics, request.subscription, max_unacked_messages=window)
 
     async def _get_window(
-        self, request: GetSubscriptionDispatchConfigRequest
-    ) -> GetSubscriptionDispatchConfigResponse:
+        self, request: wire.GetSubscriptionDispatchConfigRequest
+    ) -> wire.GetSubscriptionDispatchConfigResponse:
         stored = self._stored(request.topic, request.subscription)
-        return GetSubscriptionDispatchConfigResponse(
-            dispatch_config=SubscriptionDispatchConfig(
+        return wire.GetSubscriptionDispatchConfigResponse(
+            dispatch_config=wire.SubscriptionDispatchConfig(
                 max_unacked_messages=stored.max_unacked_messages
             )
         )
 
-    # -- both ------------------------------------------------------------------------------------
-
-    async def _change(self, topics: list[Topic], name: str, **changes: Any) -> None:
-        """Make a change of settings durable, then let it count."""
-        _check_name(name)
+    async def _change(
+        self, topics: list[Topic], name: str, **changes: Any
+    ) -> wire.SubscriptionResponse:
+        """Make a change of settings durable, then apply it."""
+        if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+            raise InvalidRequest(
+                "a subscription's name must be text of 1 to 512 bytes", bytes_max=NAME_BYTES_MAX
+            )
         # Settings may be of names that nobody subscribed by, but not of ever more of them.
-        most = self._needs.engine.settings.serve.subscriptions_max
-        for uid in {uid_of(topic) for topic in topics}:
+        most = SUBSCRIPTIONS_MAX
+        for uid in {_uid_of(topic) for topic in topics}:
             await asyncio.to_thread(self._settings.change, uid, name, names_max=most, **changes)
         for topic in topics:
-            self._needs.deliveries.configure(topic.name, name)
+            self._services.deliveries.configure(topic.name, name)
+        return wire.SubscriptionResponse(success=True)
 
     def _stored(self, topic: str, name: str) -> Stored:
-        topics = self._needs.named(topic)
-        stored = self._known(topics, name)
-        if stored is None:
-            raise _unknown(topic, name)
-        return stored
-
-    def _known(self, topics: list[Topic], name: str) -> Stored | None:
-        """Return what counts for a subscription that exists or has settings, else None."""
-        uids = [uid_of(topic) for topic in topics]
+        """Return the settings of a subscription that exists or has some."""
+        topics = self._named(topic)
+        uids = [_uid_of(each) for each in topics]
         found = [self._settings.find(uid, name) for uid in uids]
         stored = next((each for each in found if each is not None), None)
-        if stored is None and name in self._needs.subscriptions(topics):
+        if stored is None and name in self._subscriptions(topics):
             stored = self._settings.get(uids[0], name)
+        if stored is None:
+            raise NotFound("unable to find the subscription", topic=topic, subscription=name)
         return stored
 
+    # -- namespaces and the broker ---------------------------------------------------------------
 
-def _unknown(topic: str, name: str) -> NotFound:
-    return NotFound("unable to find the subscription", topic=topic, subscription=name)
+    async def _made(self) -> dict[str, bytes]:
+        """Return the namespaces that were made by a call."""
+        return await asyncio.to_thread(self._engine.states.items, StateTag.NAMESPACE)
 
+    def _all_topics(self) -> list[str]:
+        """Return all topics, also those that could not be opened."""
+        return [*(runtime.name for runtime in self._engine.runtimes), *list(self._engine.unusable)]
 
-def _check_name(name: str) -> None:
-    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
-        raise InvalidRequest(
-            "a subscription's name must be text of 1 to 512 bytes", bytes_max=NAME_BYTES_MAX
-        )
-
-
-def _policy_of(wire: SubscriptionFailurePolicy) -> FailurePolicy:
-    """Return a policy as the broker has it.
-
-    Raises:
-        InvalidRequest: with the reason, if it is none.
-    """
-    if wire.backoff_strategy not in set(Backoff):
-        raise InvalidRequest(
-            "there is no such backoff_strategy", backoff_strategy=wire.backoff_strategy
-        )
-    if wire.poison_policy not in set(Poison):
-        raise InvalidRequest("there is no such poison_policy", poison_policy=wire.poison_policy)
-    return FailurePolicy(
-        max_redelivery_count=wire.max_redelivery_count,
-        ack_timeout_ms=wire.ack_timeout_ms,
-        base_redelivery_delay_ms=wire.base_redelivery_delay_ms,
-        max_redelivery_delay_ms=wire.max_redelivery_delay_ms,
-        backoff=Backoff(wire.backoff_strategy),
-        poison=Poison(wire.poison_policy),
-        dead_letter_topic=wire.dead_letter_topic or None,
-    )
-
-
-def _wire_policy(policy: FailurePolicy) -> SubscriptionFailurePolicy:
-    return SubscriptionFailurePolicy(
-        max_redelivery_count=policy.max_redelivery_count,
-        ack_timeout_ms=policy.ack_timeout_ms,
-        base_redelivery_delay_ms=policy.base_redelivery_delay_ms,
-        max_redelivery_delay_ms=policy.max_redelivery_delay_ms,
-        backoff_strategy=int(policy.backoff),
-        dead_letter_topic=policy.dead_letter_topic,
-        poison_policy=int(policy.poison),
-    )
-
-
-NAMESPACES_MAX: Final = 10_000
-
-
-class Namespaces:
-    """The namespaces of an engine. All methods belong to the event loop's thread."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._at_boot = engine.settings.serve.namespaces_at_boot
-        self._changing = asyncio.Lock()
-
-    async def names(self) -> list[str]:
-        """Return all of them, sorted."""
+    async def _names(self) -> list[str]:
+        """Return all namespaces, sorted."""
         used = {namespace_of(topic) for topic in self._all_topics()}
-        return sorted({*self._at_boot, *await self._made(), *used})
+        return sorted({*NAMESPACES_AT_BOOT, *await self._made(), *used})
 
-    async def checked(self, name: str) -> str:
-        """Return the name of a namespace that exists.
+    async def _check_namespace(self, name: str) -> None:
+        """Refuse a name that is no namespace's.
 
         Raises:
             InvalidRequest: if no namespace may have this name.
             NotFound: if there is none.
         """
         check_namespace(name)
-        if name not in await self.names():
+        if name not in await self._names():
             raise NotFound("unable to find the namespace", namespace=name)
-        return name
 
-    def topics(self, name: str) -> list[str]:
+    def _topics_in(self, namespace: str) -> list[str]:
         """Return the topics of a namespace as clients have them: parts are topics, too."""
-        prefix = f"/{name}/"
         names = (runtime.name for runtime in self._engine.runtimes)
-        return sorted(topic for topic in names if topic.startswith(prefix))
+        return sorted(topic for topic in names if namespace_of(topic) == namespace)
 
-    async def make(self, name: str) -> None:
-        """Make a namespace; durable on return.
+    async def _get_namespace_topics(
+        self, request: wire.NamespaceRequest
+    ) -> wire.GetNamespaceTopicsResponse:
+        await self._check_namespace(request.name)
+        return wire.GetNamespaceTopicsResponse(topics=self._topics_in(request.name))
 
-        Raises:
-            Refused: if there is one.
-            Overloaded: if there are too many.
-        """
+    async def _get_namespace_policies(
+        self, request: wire.NamespaceRequest
+    ) -> wire.GetNamespacePoliciesResponse:
+        await self._check_namespace(request.name)
+        # The limits are the same for every namespace.
+        policies = {
+            "max_producers_per_topic": PRODUCERS_MAX,
+            "max_subscriptions_per_topic": SUBSCRIPTIONS_MAX,
+            "max_consumers_per_subscription": CONSUMERS_MAX,
+            "max_message_size": self._engine.settings.topics.message_bytes_max,
+        }
+        return wire.GetNamespacePoliciesResponse(policies=json.dumps(policies))
+
+    async def _create_namespace(self, request: wire.NamespaceRequest) -> wire.NamespaceResponse:
+        name = request.name
         check_namespace(name)
-        async with self._changing:
+        async with self._changing_namespaces:
             made = await self._made()
-            if name in made or name in self._at_boot:
+            if name in made or name in NAMESPACES_AT_BOOT:
                 text = f"The namespace {name} already exists"
                 raise Refused(Status(Code.ALREADY_EXISTS, text))
             if len(made) >= NAMESPACES_MAX:
                 raise Overloaded("too many namespaces", namespaces_max=NAMESPACES_MAX)
             await asyncio.to_thread(self._engine.states.put, StateTag.NAMESPACE, name, b"1")
+        return wire.NamespaceResponse(success=True)
 
-    async def delete(self, name: str) -> None:
-        """Delete a namespace that is empty; durable on return.
-
-        Raises:
-            NotFound: if there is none.
-            Conflict: if there are topics in it, or it is one of those that are always there.
-        """
-        async with self._changing:
-            await self.checked(name)
-            if name in self._at_boot:
+    async def _delete_namespace(self, request: wire.NamespaceRequest) -> wire.NamespaceResponse:
+        name = request.name
+        async with self._changing_namespaces:
+            await self._check_namespace(name)
+            if name in NAMESPACES_AT_BOOT:
                 raise Conflict("this namespace is always there", namespace=name)
             inside = [topic for topic in self._all_topics() if namespace_of(topic) == name]
             if inside:
@@ -331,270 +463,49 @@ class Namespaces:
                     one=inside[0],
                 )
             await asyncio.to_thread(self._engine.states.delete, StateTag.NAMESPACE, name)
+        return wire.NamespaceResponse(success=True)
 
-    async def _made(self) -> dict[str, bytes]:
-        return await asyncio.to_thread(self._engine.states.items, StateTag.NAMESPACE)
+    async def _list_namespaces(self, _request: wire.Empty) -> wire.ListNamespacesResponse:
+        return wire.ListNamespacesResponse(namespaces=await self._names())
 
-    def _all_topics(self) -> list[str]:
-        """Return all topics, also those that could not be opened."""
-        return [*(runtime.name for runtime in self._engine.runtimes), *list(self._engine.unusable)]
-
-
-class NamespaceAdmin:
-    """Answers the calls of `danube_admin.NamespaceAdmin`."""
-
-    def __init__(self, namespaces: Namespaces, settings: Settings, acts: Acts) -> None:
-        self._namespaces = namespaces
-        self._acts = acts
-        serve = settings.serve
-        policies = {
-            "max_producers_per_topic": serve.producers_max,
-            "max_subscriptions_per_topic": serve.subscriptions_max,
-            "max_consumers_per_subscription": serve.consumers_max,
-            "max_message_size": settings.topics.message_bytes_max,
-        }
-        self._policies = json.dumps(policies)
-        """The limits of the settings, which are those of every namespace."""
-
-    def routes(self) -> dict[str, Route]:
-        """Return the calls by path."""
-        service = "/danube_admin.NamespaceAdmin/"
-        return {
-            f"{service}GetNamespaceTopics": admin_call(NamespaceRequest, self._topics),
-            f"{service}GetNamespacePolicies": admin_call(NamespaceRequest, self._policies_of),
-            f"{service}CreateNamespace": admin_act(
-                self._acts, NamespaceRequest, self._create, namespace="name"
-            ),
-            f"{service}DeleteNamespace": admin_act(
-                self._acts, NamespaceRequest, self._delete, namespace="name"
-            ),
-        }
-
-    async def _topics(self, request: NamespaceRequest) -> GetNamespaceTopicsResponse:
-        name = await self._namespaces.checked(request.name)
-        return GetNamespaceTopicsResponse(topics=self._namespaces.topics(name))
-
-    async def _policies_of(self, request: NamespaceRequest) -> GetNamespacePoliciesResponse:
-        await self._namespaces.checked(request.name)
-        return GetNamespacePoliciesResponse(policies=self._policies)
-
-    async def _create(self, request: NamespaceRequest) -> NamespaceResponse:
-        await self._namespaces.make(request.name)
-        return NamespaceResponse(success=True)
-
-    async def _delete(self, request: NamespaceRequest) -> NamespaceResponse:
-        await self._namespaces.delete(request.name)
-        return NamespaceResponse(success=True)
-
-
-_ROLE: Final = "Cluster_Leader"
-_STATUS: Final = "active"
-
-
-@attrs.frozen(kw_only=True)
-class BrokerFacts:
-    """Who this broker is, and where: URLs with their schemes."""
-
-    broker_id: str
-    url: str
-    admin_url: str
-    metrics_url: str
-
-
-class BrokerAdmin:
-    """Answers the calls of `danube_admin.BrokerAdmin`."""
-
-    def __init__(self, facts: BrokerFacts, namespaces: Namespaces) -> None:
-        self._facts = facts
-        self._namespaces = namespaces
-
-    def routes(self) -> dict[str, Route]:
-        """Return the calls by path."""
-        return {
-            "/danube_admin.BrokerAdmin/ListBrokers": admin_call(Empty, self._brokers),
-            "/danube_admin.BrokerAdmin/GetLeaderBroker": admin_call(Empty, self._leader),
-            "/danube_admin.BrokerAdmin/ListNamespaces": admin_call(Empty, self._all_namespaces),
-        }
-
-    async def _brokers(self, _request: Empty) -> ListBrokersResponse:
-        facts = self._facts
-        broker = BrokerInfo(
-            broker_id=facts.broker_id,
-            broker_addr=facts.url,
-            broker_role=_ROLE,
-            admin_addr=facts.admin_url,
-            metrics_addr=facts.metrics_url,
-            broker_status=_STATUS,
-        )
-        return ListBrokersResponse(brokers=[broker])
-
-    async def _leader(self, _request: Empty) -> GetLeaderBrokerResponse:
-        return GetLeaderBrokerResponse(leader=self._facts.broker_id)
-
-    async def _all_namespaces(self, _request: Empty) -> ListNamespacesResponse:
-        return ListNamespacesResponse(namespaces=await self._namespaces.names())
-
-
-def admin_routes(needs: AdminNeeds, facts: BrokerFacts) -> dict[str, Route]:
-    """Return the routes of TopicAdmin, NamespaceAdmin and BrokerAdmin.
-
-    Everything that is not among them is answered UNIMPLEMENTED. Call it in the loop that serves.
-    """
-    namespaces = Namespaces(needs.engine)
-    return {
-        **TopicAdmin(needs, namespaces, broker_id=facts.broker_id).routes(),
-        **SubscriptionAdmin(needs).routes(),
-        **NamespaceAdmin(namespaces, needs.engine.settings, needs.acts).routes(),
-        **BrokerAdmin(facts, namespaces).routes(),
-    }
-
-
-class TopicAdmin:
-    """Answers the calls of `danube_admin.TopicAdmin` that are about whole topics."""
-
-    def __init__(self, needs: AdminNeeds, namespaces: Namespaces, *, broker_id: str) -> None:
-        self._needs = needs
-        self._namespaces = namespaces
-        self._broker_id = broker_id
-
-    def routes(self) -> dict[str, Route]:
-        """Return the calls by path."""
-        acts = self._needs.acts
-        return {
-            f"{_SERVICE}CreateTopic": admin_act(acts, NewTopicRequest, self._create, topic="name"),
-            f"{_SERVICE}CreatePartitionedTopic": admin_act(
-                acts, PartitionedTopicRequest, self._create_parts, topic="base_name"
-            ),
-            f"{_SERVICE}DeleteTopic": admin_act(acts, TopicRequest, self._delete, topic="name"),
-            f"{_SERVICE}UnloadTopic": admin_act(acts, TopicRequest, self._unload, topic="name"),
-            f"{_SERVICE}DescribeTopic": admin_call(DescribeTopicRequest, self._describe),
-            f"{_SERVICE}ListNamespaceTopics": admin_call(NamespaceRequest, self._of_namespace),
-            f"{_SERVICE}ListBrokerTopics": admin_call(BrokerRequest, self._of_broker),
-        }
-
-    # -- made ------------------------------------------------------------------------------------
-
-    async def _create(self, request: NewTopicRequest) -> TopicResponse:
-        subject = request.schema_subject if request.HasField("schema_subject") else ""
-        await self._make(request.name, request.dispatch_strategy, subject=subject, partitions=0)
-        return TopicResponse(success=True)
-
-    async def _create_parts(self, request: PartitionedTopicRequest) -> TopicResponse:
-        if not 1 <= request.partitions <= PARTITIONS_MAX:
-            raise InvalidRequest(
-                "number of partitions is out of range",
-                partitions=request.partitions,
-                partitions_max=PARTITIONS_MAX,
-            )
-        subject = request.schema_subject if request.HasField("schema_subject") else ""
-        await self._make(
-            request.base_name,
-            request.dispatch_strategy,
-            subject=subject,
-            partitions=request.partitions,
-        )
-        return TopicResponse(success=True)
-
-    async def _make(self, asked: str, strategy: int, *, subject: str, partitions: int) -> None:
-        name = checked_topic(asked)
-        if strategy not in DispatchStrategy.values():
-            raise InvalidRequest("there is no such dispatch strategy", dispatch_strategy=strategy)
-        needs = self._needs
-        if subject:
-            # Before the topic is there: most refusals then leave nothing to take back.
-            needs.schemas.check_reference(name, SchemaReference(subject=subject))
-        is_reliable = strategy == DispatchStrategy.Reliable
-        try:
-            await needs.topics.make(name, is_reliable=is_reliable, partitions=partitions)
-        except Conflict as error:
-            raise Refused(Status(Code.ALREADY_EXISTS, str(error))) from error
-        if subject:
-            try:
-                await needs.schemas.configure(name, subject, "", check_payload=False)
-            except (FrazilError, Refused):
-                # A topic that takes everything is not the one that was asked for.
-                await self._remove(name)
-                raise
-
-    # -- deleted and unloaded --------------------------------------------------------------------
-
-    async def _delete(self, request: TopicRequest) -> TopicResponse:
-        name = checked_topic(request.name)
-        self._needs.named(name)
-        if part_of(name) is not None:
-            raise Refused(status("part_not_deletable", topic=name))
-        await self._remove(name)
-        return TopicResponse(success=True)
-
-    async def _remove(self, name: str) -> None:
-        """Delete a topic, or all parts of one, and forget whatever was known of it."""
-        needs = self._needs
-        gone = needs.named(name)
-        parts = [topic.name for topic in gone]
-        is_one = gone[0].runtime.state.spec.part_of or parts == [name]
-        # Parts that clients made one by one are topics of their own, and are deleted one by one.
-        for each in [name] if is_one else parts:
-            await asyncio.to_thread(needs.engine.delete_topic, each)
-        for part in parts:
-            needs.forget(part)
-        try:
-            for part in parts:
-                await needs.schemas.forget_topic(part)
-            for uid in {uid_of(topic) for topic in gone}:
-                await asyncio.to_thread(needs.settings.forget_topic, uid)
-                await needs.topics.forget(uid)
-        except FrazilError as error:
-            # The topic is gone all the same. The next start finds what is left, and removes it.
-            warn("topic_leftovers", topic=name, error=error)
-
-    async def _unload(self, request: TopicRequest) -> TopicResponse:
-        for topic in self._needs.named(request.name):
-            self._needs.consumers.unload(topic.name)
-            self._needs.topics.release(topic.name)
-        return TopicResponse(success=True)
-
-    # -- told ------------------------------------------------------------------------------------
-
-    async def _describe(self, request: DescribeTopicRequest) -> DescribeTopicResponse:
-        needs = self._needs
-        topics = needs.named(request.name)
-        reply = DescribeTopicResponse(
-            name=checked_topic(request.name),
-            subscriptions=needs.subscriptions(topics),
+    async def _list_brokers(self, _request: wire.Empty) -> wire.ListBrokersResponse:
+        urls = self._services.addresses
+        broker = wire.BrokerInfo(
             broker_id=self._broker_id,
-            delivery=self._delivery(topics[0]),
+            broker_addr=urls["advertised_url"],
+            broker_role="Cluster_Leader",
+            admin_addr=urls["admin_url"],
+            metrics_addr=urls["http_url"],
+            broker_status="active",
         )
-        facts = needs.schemas.describe(topics[0].name)
-        if facts is not None:
-            reply.schema_subject = facts.config.subject
-            if facts.latest is not None:
-                reply.schema_id = facts.latest.subject.schema_id
-                reply.schema_version = facts.latest.version
-                reply.schema_type = facts.latest.entry.type
-                reply.compatibility_mode = facts.latest.subject.mode.upper()
-        return reply
+        return wire.ListBrokersResponse(brokers=[broker])
 
-    async def _of_namespace(self, request: NamespaceRequest) -> TopicInfoListResponse:
-        name = await self._namespaces.checked(request.name)
-        return self._infos(self._namespaces.topics(name))
+    async def _get_leader(self, _request: wire.Empty) -> wire.GetLeaderBrokerResponse:
+        return wire.GetLeaderBrokerResponse(leader=self._broker_id)
 
-    async def _of_broker(self, request: BrokerRequest) -> TopicInfoListResponse:
-        if request.broker_id != self._broker_id:
-            raise NotFound("unable to find the broker", broker_id=request.broker_id)
-        return self._infos(sorted(runtime.name for runtime in self._needs.engine.runtimes))
 
-    def _infos(self, names: list[str]) -> TopicInfoListResponse:
-        found = [self._needs.topics.find(name) for name in names]
-        return TopicInfoListResponse(
-            topics=[
-                TopicInfo(
-                    name=topic.name, broker_id=self._broker_id, delivery=self._delivery(topic)
-                )
-                for topic in found
-                if topic is not None
-            ]
-        )
+_SAME: Final = (
+    "max_redelivery_count",
+    "ack_timeout_ms",
+    "base_redelivery_delay_ms",
+    "max_redelivery_delay_ms",
+)
+"""The fields of a policy that are numbers on the wire and here."""
 
-    def _delivery(self, topic: Topic) -> str:
-        is_reliable = self._needs.topics.is_reliable(topic)
-        return DispatchStrategy.Name(int(is_reliable))
+
+def _policy_of(policy: wire.SubscriptionFailurePolicy) -> FailurePolicy:
+    """Return a policy as the broker has it.
+
+    Raises:
+        InvalidRequest: with the reason, if it is none.
+    """
+    for name, kind in (("backoff_strategy", Backoff), ("poison_policy", Poison)):
+        value = getattr(policy, name)
+        if value not in set(kind):
+            raise InvalidRequest(f"there is no such {name}", **{name: value})
+    return FailurePolicy(
+        backoff=Backoff(policy.backoff_strategy),
+        poison=Poison(policy.poison_policy),
+        dead_letter_topic=policy.dead_letter_topic or None,
+        **{name: getattr(policy, name) for name in _SAME},
+    )

@@ -35,7 +35,7 @@ from frazil.serve.danube.statuses import (
 )
 from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.serve.grpc.router import to_its_end
-from frazil.subscribe import SubscriptionType
+from frazil.subscribe import SUBSCRIPTIONS_MAX, SubscriptionType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from frazil.serve.h2.stream import Stream
     from frazil.subscribe import Deliveries, Subscription
 
-__all__ = ["Consumers"]
+__all__ = ["CONSUMERS_MAX", "Consumers"]
 
 REFUSAL_DELAY_S: Final = 0.5
 """Some clients open a refused stream again at once, for ever; so the refusal takes its time."""
@@ -56,6 +56,8 @@ TAKEOVER_AGE_S: Final = 0.5
 RESERVED_S: Final = 15.0
 """For how long a place is kept without a sign of its consumer; clients ping every 5 s."""
 TICK_S: Final = 15.0
+CONSUMERS_MAX: Final = 1_000
+"""Of one subscription."""
 NAME_BYTES_MAX: Final = 512
 FILTERS_MAX: Final = 64
 FILTER_BYTES_MAX: Final = 256
@@ -80,8 +82,6 @@ class Consumers:
         unreliable: the subscriptions of the other topics.
         ids: who has which id.
         url: where clients find this broker: the address in every message.
-        consumers_max: how many consumers a subscription has at most.
-        subscriptions_max: how many subscriptions a topic has at most.
     """
 
     def __init__(
@@ -92,16 +92,12 @@ class Consumers:
         ids: ConsumerIds,
         *,
         url: str,
-        consumers_max: int,
-        subscriptions_max: int,
     ) -> None:
         self._deliveries = deliveries
         self._topics = topics
         self._unreliable = unreliable
         self._ids = ids
         self._url = url
-        self._consumers_max = consumers_max
-        self._subscriptions_max = subscriptions_max
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, ConsumerStream] = {}
         self._reserved: dict[int, float] = {}
@@ -309,7 +305,7 @@ class Consumers:
         return identity
 
     def _check_count(self, topic: Topic, count: int, *, is_new: bool) -> None:
-        if is_new and count >= self._subscriptions_max:
+        if is_new and count >= SUBSCRIPTIONS_MAX:
             text = f"The topic {topic.name} has the maximum of {count} subscriptions"
             raise Refused(Status(Code.RESOURCE_EXHAUSTED, text))
 
@@ -325,11 +321,9 @@ class Consumers:
         idle = [each for each in others if not self._has_place(each)]
         if kind is SubscriptionType.EXCLUSIVE and len(idle) < len(others):
             raise Refused(status("subscription_taken", topic=facts.topic, consumer=facts.name))
-        if len(others) - len(idle) >= self._consumers_max:
-            raise Refused(
-                status("consumers_full", topic=facts.topic, consumers_max=self._consumers_max)
-            )
-        for each in idle[: max(0, len(others) + 1 - self._consumers_max)]:
+        if len(others) - len(idle) >= CONSUMERS_MAX:
+            raise Refused(status("consumers_full", topic=facts.topic, consumers_max=CONSUMERS_MAX))
+        for each in idle[: max(0, len(others) + 1 - CONSUMERS_MAX)]:
             self._forget(each)
         if self._ids.size_bytes > IDS_BYTES_MAX:
             self._forget_oldest(identity)

@@ -5,7 +5,7 @@ fast as anything written in Python that reads all of them. What consumers
 receive is put together by hand, in half the time that the C core needs, because nearly all of it is
 known before: `DeliveryEncoder` keeps the bytes of the topic, of the address and of each producer.
 The part without the subscription is built once a record, however many subscriptions it goes to;
-`DeliveryEncoder.run` and `framed` add what differs.
+`DeliveryEncoder.run` adds what differs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ from google.protobuf.message import DecodeError
 
 from frazil.schema import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, NackRequest, StreamMessage
-from frazil.serve.danube.statuses import Refused, status, too_many_attributes
+from frazil.serve.danube.statuses import Refused, status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from frazil.subscribe import Record
 
 __all__ = [
     "DeliveryEncoder",
-    "check_attributes",
-    "framed",
-    "framed_all",
     "parse_ack",
     "parse_nack",
     "parse_request",
@@ -38,12 +35,6 @@ __all__ = [
 ]
 
 TIME_UNIT_US: Final = 1000
-ATTRIBUTES_MAX: Final = 64
-"""As many as a message may have by default."""
-FIELDS_BESIDE: Final = 16
-"""More than all fields of a message but its attributes."""
-FIELD_BYTES: Final = 6
-"""A message with less than so many bytes for each field has at most a few too many."""
 KNOWN_MAX: Final = 1024
 """How many producers, and how many high parts of numbers, an encoder keeps."""
 
@@ -55,8 +46,6 @@ _PRODUCER_NAME, _SUBSCRIPTION_NAME, _ATTRIBUTES = b"\x2a", b"\x32", b"\x3a"
 _SCHEMA_ID, _SCHEMA_VERSION, _ROUTING_KEY = b"\x40", b"\x48", b"\x52"
 _ID_PRODUCER, _ID_TOPIC, _ID_BROKER, _ID_OFFSET = b"\x08", b"\x12", b"\x1a", b"\x28"
 _REQUEST_ID = b"\x08"
-_FIXED_BYTES: Final = {1: 8, 5: 4}
-_SHIFT_MAX: Final = 63
 
 _LOW_BITS: Final = 14
 _LOW_COUNT: Final = 1 << _LOW_BITS
@@ -90,63 +79,15 @@ def parse_request(kind: type[_Request], data: bytes) -> _Request:
         raise Refused(status("malformed_request", kind=kind.__name__)) from error
 
 
-def check_attributes(data: bytes, attributes_max: int) -> None:
-    """Refuse a message with many more fields than attributes are allowed, before it is parsed.
-
-    To parse an attribute costs as much as to publish a small record, and a request has room for
-    half a million. What is no message passes: the parser says so.
-
-    Raises:
-        Refused: if it has.
-    """
-    fields_max = attributes_max + FIELDS_BESIDE
-    if len(data) > FIELD_BYTES * fields_max and _has_more_fields(data, fields_max):
-        raise Refused(too_many_attributes(attributes_max=attributes_max))
-
-
-def _has_more_fields(data: bytes, fields_max: int) -> bool:
-    """Tell whether a message has more fields; those inside of groups count, too."""
-    at, end = 0, len(data)
-    try:
-        for _ in range(fields_max):
-            tag, at = _read_number(data, at)
-            kind = tag & 7
-            if kind == 2:
-                size, at = _read_number(data, at)
-                at += size
-            elif kind == 0:
-                _value, at = _read_number(data, at)
-            elif kind in _FIXED_BYTES:
-                at += _FIXED_BYTES[kind]
-            if at >= end:
-                return False
-    except IndexError:
-        return False
-    return True
-
-
-def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins there, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128 or shift > _SHIFT_MAX:
-            return value, at
-        shift += 7
-
-
-def parse_send(data: bytes, attributes_max: int = ATTRIBUTES_MAX) -> tuple[int, int, Message]:
+def parse_send(data: bytes) -> tuple[int, int, Message]:
     """Return a SendMessage request as request id, producer id and the message to publish.
 
-    A publish time of zero, which is how the wire has none, means "when it arrives". A message with
-    a few attributes too many is returned: whoever publishes it knows the limits of its topic.
+    A publish time of zero, which is how the wire has none, means "when it arrives". The limits of a
+    message are its topic's and are not checked here.
 
     Raises:
-        Refused: if the bytes are no such message, it has no `msg_id`, or far too many attributes.
+        Refused: if the bytes are no such message, or it has no `msg_id`.
     """
-    check_attributes(data, attributes_max)
     try:
         sent = StreamMessage.FromString(data)
     except DecodeError as error:
@@ -222,7 +163,7 @@ class DeliveryEncoder:
         self._highs: dict[int, bytes] = {}
 
     def body(self, offset: int, message: Message) -> bytes:
-        """Return the message at `offset` as all subscriptions have it; `framed` completes it.
+        """Return the message at `offset` as all subscriptions have it; `run` completes it.
 
         A topic without storage has the offset 0 for every record.
         """
@@ -297,25 +238,8 @@ class DeliveryEncoder:
 
 
 def subscription_field(subscription: str) -> bytes:
-    """Return what `framed` adds to a body for the consumers of this subscription."""
+    """Return the field that `DeliveryEncoder.run` adds for the consumers of this subscription."""
     return _text(_SUBSCRIPTION_NAME, subscription)
-
-
-def framed(body: bytes, subscription: bytes) -> bytes:
-    """Return one message of a stream: gRPC's five bytes, the subscription's field, the body.
-
-    Fields may come in any order, so that the part which subscriptions share stays in one piece.
-    """
-    return _frame_head(0, len(subscription) + len(body)) + subscription + body
-
-
-def framed_all(bodies: Iterable[bytes], subscription: bytes) -> bytes:
-    """Return several messages of a stream, one behind the other."""
-    size = len(subscription)
-    parts: list[bytes] = []
-    for body in bodies:
-        parts += (_frame_head(0, size + len(body)), subscription, body)
-    return b"".join(parts)
 
 
 def _number(value: int) -> bytes:

@@ -14,7 +14,6 @@ from frazil.errors import FrazilError, InvalidRequest
 from frazil.model import topic_uid
 from frazil.schema import check_message
 from frazil.serve.danube.messages import (
-    ATTRIBUTES_MAX,
     parse_request,
     parse_send,
     request_id_reply,
@@ -38,8 +37,10 @@ if TYPE_CHECKING:
     from frazil.serve.danube.unreliable import Unreliable
     from frazil.serve.grpc.calls import Call, CallRun
 
-__all__ = ["Producers", "producer_id"]
+__all__ = ["PRODUCERS_MAX", "Producers", "producer_id"]
 
+PRODUCERS_MAX: Final = 1_000
+"""Of one topic."""
 IDLE_S: Final = 60.0
 """A producer that sent nothing and did not ask for its health for so long makes room for others."""
 TARGETS_SWEPT_MIN: Final = 1_000
@@ -82,14 +83,10 @@ class Producers:
         self,
         topics: Topics,
         *,
-        producers_max: int,
         schemas: Schemas | None = None,
         unreliable: Unreliable | None = None,
-        attributes_max: int = ATTRIBUTES_MAX,
     ) -> None:
         self._topics = topics
-        self.attributes_max = attributes_max
-        self._producers_max = producers_max
         self._schemas = schemas
         self._store = None if schemas is None else schemas.store
         self._unreliable = unreliable
@@ -125,7 +122,7 @@ class Producers:
 
     def send(self, call: Call, message: bytes) -> None:
         """Answer SendMessage when the record is written and synced."""
-        request_id, identity, record = parse_send(message, self.attributes_max)
+        request_id, identity, record = parse_send(message)
         target = self._known.get(identity)
         if target is None:
             target = self._recognised(identity, message)
@@ -150,7 +147,7 @@ class Producers:
         streams, part, identity_before = run.streams, None, None
         for at, message in enumerate(run.messages):
             try:
-                request_id, identity, record = parse_send(message, self.attributes_max)
+                request_id, identity, record = parse_send(message)
                 if identity != identity_before:
                     # Mostly one client's connection has one producer, or few.
                     part = self._end_part(part, run, self._plain_target(identity))
@@ -258,7 +255,7 @@ class Producers:
         if holder is not None and holder is not target:
             error = InvalidRequest("a producer of another topic has its id, choose another name")
             raise Refused(status_of(error, CREATING_PRODUCER))
-        if holder is None and len(target.seen) >= self._producers_max:
+        if holder is None and len(target.seen) >= PRODUCERS_MAX:
             self._make_room(target)
         self._known[identity] = target
         target.seen[identity] = self._loop.time()
@@ -269,10 +266,8 @@ class Producers:
         last_s = self._loop.time() - IDLE_S
         for identity in [one for one, seen_s in target.seen.items() if seen_s < last_s]:
             del target.seen[identity], self._known[identity]
-        if len(target.seen) >= self._producers_max:
-            raise Refused(
-                status("producers_full", topic=target.name, producers_max=self._producers_max)
-            )
+        if len(target.seen) >= PRODUCERS_MAX:
+            raise Refused(status("producers_full", topic=target.name, producers_max=PRODUCERS_MAX))
 
     def _sweep(self) -> None:
         """Forget topics that are gone and whose producers never came again to hear so."""

@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import attrs
 
 from frazil.errors import FrazilError, NotFound
-from frazil.registry import IncompatibleSchema, NewSchema, SchemaChecks, SchemaStore, parse_key
-from frazil.serve.danube.messages import parse_request
+from frazil.registry import NewSchema, SchemaChecks, SchemaStore, parse_key
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
-from frazil.serve.danube.services import RPCS
+from frazil.serve.danube.rpcs import Answer, routes_of
 from frazil.serve.danube.statuses import Refused, Status, record_refused, status, status_of
 from frazil.serve.grpc.codec import Code
-from frazil.serve.grpc.router import Unary, awaited
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from frazil.engine import Engine
     from frazil.registry import Planned, Registry, Schema, TopicEntry
-    from frazil.serve.danube.admin_calls import Acts
+    from frazil.serve.danube.admin import Acts
     from frazil.serve.danube.proto.danube_pb2 import SchemaReference
-    from frazil.serve.danube.services import WireMessage
     from frazil.serve.danube.topics import Topics
-    from frazil.serve.grpc.calls import Call
-    from frazil.serve.grpc.router import Handler, Route
+    from frazil.serve.grpc.router import Route
     from frazil.topic import States
 
-__all__ = ["RegistryService", "Schemas", "TopicFacts", "registry_routes"]
+__all__ = ["Schemas", "TopicFacts"]
 
 SECOND_US: Final = 1_000_000
 _NO_CONFIG: Final = wire.GetTopicSchemaConfigResponse(validation_policy="warn")
 """Of a topic without a subject, with the policy that its first producer would set."""
 
-_SERVICE: Final = "/danube_schema.SchemaRegistry/"
-_ACTS: Final = {
-    "RegisterSchema": ("subject", "subject"),
-    "DeleteSchemaVersion": ("subject", "subject"),
-    "SetCompatibilityMode": ("subject", "subject"),
-    "ConfigureTopicSchema": ("topic", "topic_name"),
-    "UpdateTopicValidationPolicy": ("topic", "topic_name"),
-}
-"""The calls that change something: the kind of their target, and the field with its name."""
-
-_Answer = Callable[[bytes], Coroutine[Any, Any, "WireMessage"]]
 _Reply = TypeVar("_Reply")
 
 
@@ -112,24 +96,6 @@ class Schemas:
             ),
         )
 
-    async def update_policy(self, topic: str, policy: str, *, check_payload: bool) -> str:
-        """Set the policy of a topic that has a subject, of all its parts if it has some.
-
-        Raises:
-            Refused: if there is no such topic, or it has no subject.
-            FrazilError: if the policy is wrong, or it could not be written.
-        """
-        try:
-            return await self._for_parts(
-                topic,
-                lambda registry, part: registry.update_policy(
-                    part, policy, check_payload=check_payload
-                ),
-            )
-        except NotFound as error:
-            status = Status(Code.FAILED_PRECONDITION, status_of(error).text)
-            raise Refused(status) from error
-
     def describe(self, topic: str) -> TopicFacts | None:
         """Return the schema settings of a topic, or of its first part; None if there are none.
 
@@ -158,6 +124,136 @@ class Schemas:
     async def close(self) -> None:
         """Finish the changes that are being written; records that wait are refused."""
         await self.store.close()
+
+    def routes(self, acts: Acts) -> dict[str, Route]:
+        """Return the routes of the registry; the same ones serve both ports."""
+        answers: dict[str, Answer] = {
+            "RegisterSchema": self._register,
+            "GetSchema": self._get,
+            "GetLatestSchema": self._get_latest,
+            "ListVersions": self._list_versions,
+            "CheckCompatibility": self._check_compatibility,
+            "DeleteSchemaVersion": self._delete_version,
+            "SetCompatibilityMode": self._set_mode,
+            "ConfigureTopicSchema": self._configure_topic,
+            "UpdateTopicValidationPolicy": self._update_policy,
+            "GetTopicSchemaConfig": self._topic_config,
+            "ListSubjects": self._list_subjects,
+        }
+        return routes_of("danube_schema.SchemaRegistry", answers, acts)
+
+    # -- schemas ---------------------------------------------------------------------------------
+
+    async def _register(self, request: wire.RegisterSchemaRequest) -> wire.RegisterSchemaResponse:
+        """Answer RegisterSchema when the version is durable; a known definition writes nothing."""
+        new = NewSchema(
+            subject=request.subject,
+            type=request.schema_type,
+            definition=request.schema_definition,
+            now=self.clock.now_us() // SECOND_US,
+            description=request.description,
+            created_by=request.created_by,
+            tags=tuple(request.tags),
+        )
+        found = await self.store.register(new)
+        return wire.RegisterSchemaResponse(
+            schema_id=found.schema_id,
+            version=found.version,
+            is_new_version=found.is_new_version,
+            fingerprint=found.fingerprint,
+        )
+
+    async def _get(self, request: wire.GetSchemaRequest) -> wire.GetSchemaResponse:
+        """Answer GetSchema: a version, or the latest one, of the subject with an id."""
+        version = request.version if request.HasField("version") else None
+        return _schema(self.store.registry.schema(request.schema_id, version))
+
+    async def _get_latest(self, request: wire.GetLatestSchemaRequest) -> wire.GetSchemaResponse:
+        """Answer GetLatestSchema."""
+        return _schema(self.store.registry.latest_schema(request.subject))
+
+    async def _list_versions(self, request: wire.ListVersionsRequest) -> wire.ListVersionsResponse:
+        """Answer ListVersions, oldest first."""
+        versions = self.store.registry.versions(request.subject)
+        return wire.ListVersionsResponse(versions=map(_version_info, versions))
+
+    async def _list_subjects(self, _request: wire.ListSubjectsRequest) -> wire.ListSubjectsResponse:
+        """Answer ListSubjects, by name."""
+        subjects = self.store.registry.subjects()
+        return wire.ListSubjectsResponse(subjects=map(_subject_summary, subjects))
+
+    async def _check_compatibility(
+        self, request: wire.CheckCompatibilityRequest
+    ) -> wire.CheckCompatibilityResponse:
+        """Answer CheckCompatibility with all reasons; nothing is registered."""
+        mode = request.compatibility_mode if request.HasField("compatibility_mode") else None
+        errors = await self.store.check_compatibility(
+            request.subject, request.schema_type, request.new_schema_definition, mode
+        )
+        return wire.CheckCompatibilityResponse(is_compatible=not errors, errors=errors)
+
+    async def _delete_version(
+        self, request: wire.DeleteSchemaVersionRequest
+    ) -> wire.DeleteSchemaVersionResponse:
+        """Answer DeleteSchemaVersion."""
+        text = await self.store.change(
+            lambda registry: registry.delete_version(request.subject, request.version)
+        )
+        return wire.DeleteSchemaVersionResponse(success=True, message=text)
+
+    async def _set_mode(
+        self, request: wire.SetCompatibilityModeRequest
+    ) -> wire.SetCompatibilityModeResponse:
+        """Answer SetCompatibilityMode."""
+        text = await self.store.change(
+            lambda registry: registry.set_mode(request.subject, request.compatibility_mode)
+        )
+        return wire.SetCompatibilityModeResponse(success=True, message=text)
+
+    # -- topics ----------------------------------------------------------------------------------
+
+    async def _configure_topic(
+        self, request: wire.ConfigureTopicSchemaRequest
+    ) -> wire.ConfigureTopicSchemaResponse:
+        """Answer ConfigureTopicSchema: another subject than the producers' first one, too."""
+        text = await self.configure(
+            checked_topic(request.topic_name),
+            request.schema_subject,
+            request.validation_policy,
+            check_payload=request.enable_payload_validation,
+        )
+        return wire.ConfigureTopicSchemaResponse(success=True, message=text)
+
+    async def _update_policy(
+        self, request: wire.UpdateTopicValidationPolicyRequest
+    ) -> wire.UpdateTopicValidationPolicyResponse:
+        """Answer UpdateTopicValidationPolicy."""
+        try:
+            text = await self._for_parts(
+                checked_topic(request.topic_name),
+                lambda registry, part: registry.update_policy(
+                    part,
+                    request.validation_policy,
+                    check_payload=request.enable_payload_validation,
+                ),
+            )
+        except NotFound as error:
+            raise Refused(Status(Code.FAILED_PRECONDITION, status_of(error).text)) from error
+        return wire.UpdateTopicValidationPolicyResponse(success=True, message=text)
+
+    async def _topic_config(
+        self, request: wire.GetTopicSchemaConfigRequest
+    ) -> wire.GetTopicSchemaConfigResponse:
+        """Answer GetTopicSchemaConfig; a topic without a subject has an empty one."""
+        found = self.describe(checked_topic(request.topic_name))
+        if found is None:
+            return _NO_CONFIG
+        return wire.GetTopicSchemaConfigResponse(
+            schema_subject=found.config.subject,
+            validation_policy=found.config.policy,
+            enable_payload_validation=found.config.check_payload,
+            schema_id=found.latest.subject.schema_id if found.latest else 0,
+        )
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -197,169 +293,6 @@ def _drop_missing(states: States, topics: Topics) -> None:
         parsed = parse_key(key)
         if parsed.kind == "topic" and not topics.parts(parsed.name):
             states.delete(StateTag.SCHEMA, key)
-
-
-def registry_routes(schemas: Schemas, acts: Acts) -> dict[str, Route]:
-    """Return the routes of the registry; the same ones serve both ports."""
-    service = RegistryService(schemas)
-    answers: dict[str, _Answer] = {
-        "RegisterSchema": service.register,
-        "GetSchema": service.get,
-        "GetLatestSchema": service.get_latest,
-        "ListVersions": service.list_versions,
-        "CheckCompatibility": service.check_compatibility,
-        "DeleteSchemaVersion": service.delete_version,
-        "SetCompatibilityMode": service.set_mode,
-        "ConfigureTopicSchema": service.configure_topic,
-        "UpdateTopicValidationPolicy": service.update_policy,
-        "GetTopicSchemaConfig": service.topic_config,
-        "ListSubjects": service.list_subjects,
-    }
-    return {
-        f"{_SERVICE}{name}": Unary(_handler(answer, acts if name in _ACTS else None))
-        for name, answer in answers.items()
-    }
-
-
-def _handler(answer: _Answer, acts: Acts | None) -> Handler:
-    async def run(call: Call, message: bytes) -> bytes:
-        if acts is None:
-            return await _reply(answer, message)
-        names = _names(call.path, message)
-        return await acts.do(call, _reply(answer, message), **names)
-
-    return awaited(run)
-
-
-async def _reply(answer: _Answer, message: bytes) -> bytes:
-    try:
-        reply = await answer(message)
-    except IncompatibleSchema as error:
-        # Its text begins as the protocol's does.
-        raise Refused(Status(Code.INTERNAL, status_of(error).text)) from error
-    except FrazilError as error:
-        raise Refused(status_of(error)) from error
-    return reply.SerializeToString()
-
-
-def _names(path: str, message: bytes) -> dict[str, str]:
-    """Return the name of an act's target."""
-    what, field = _ACTS[path.removeprefix(_SERVICE)]
-    return {what: getattr(parse_request(RPCS[path].request, message), field)}
-
-
-class RegistryService:
-    """The eleven calls. All methods belong to the event loop's thread."""
-
-    def __init__(self, schemas: Schemas) -> None:
-        self._schemas = schemas
-        self._store = schemas.store
-
-    # -- schemas ---------------------------------------------------------------------------------
-
-    async def register(self, message: bytes) -> wire.RegisterSchemaResponse:
-        """Answer RegisterSchema when the version is durable; a known definition writes nothing."""
-        request = parse_request(wire.RegisterSchemaRequest, message)
-        new = NewSchema(
-            subject=request.subject,
-            type=request.schema_type,
-            definition=request.schema_definition,
-            now=self._schemas.clock.now_us() // SECOND_US,
-            description=request.description,
-            created_by=request.created_by,
-            tags=tuple(request.tags),
-        )
-        found = await self._store.register(new)
-        return wire.RegisterSchemaResponse(
-            schema_id=found.schema_id,
-            version=found.version,
-            is_new_version=found.is_new_version,
-            fingerprint=found.fingerprint,
-        )
-
-    async def get(self, message: bytes) -> wire.GetSchemaResponse:
-        """Answer GetSchema: a version, or the latest one, of the subject with an id."""
-        request = parse_request(wire.GetSchemaRequest, message)
-        version = request.version if request.HasField("version") else None
-        return _schema(self._store.registry.schema(request.schema_id, version))
-
-    async def get_latest(self, message: bytes) -> wire.GetSchemaResponse:
-        """Answer GetLatestSchema."""
-        request = parse_request(wire.GetLatestSchemaRequest, message)
-        return _schema(self._store.registry.latest_schema(request.subject))
-
-    async def list_versions(self, message: bytes) -> wire.ListVersionsResponse:
-        """Answer ListVersions, oldest first."""
-        request = parse_request(wire.ListVersionsRequest, message)
-        versions = self._store.registry.versions(request.subject)
-        return wire.ListVersionsResponse(versions=map(_version_info, versions))
-
-    async def list_subjects(self, message: bytes) -> wire.ListSubjectsResponse:
-        """Answer ListSubjects, by name."""
-        parse_request(wire.ListSubjectsRequest, message)
-        subjects = self._store.registry.subjects()
-        return wire.ListSubjectsResponse(subjects=map(_subject_summary, subjects))
-
-    async def check_compatibility(self, message: bytes) -> wire.CheckCompatibilityResponse:
-        """Answer CheckCompatibility with all reasons; nothing is registered."""
-        request = parse_request(wire.CheckCompatibilityRequest, message)
-        mode = request.compatibility_mode if request.HasField("compatibility_mode") else None
-        errors = await self._store.check_compatibility(
-            request.subject, request.schema_type, request.new_schema_definition, mode
-        )
-        return wire.CheckCompatibilityResponse(is_compatible=not errors, errors=errors)
-
-    async def delete_version(self, message: bytes) -> wire.DeleteSchemaVersionResponse:
-        """Answer DeleteSchemaVersion."""
-        request = parse_request(wire.DeleteSchemaVersionRequest, message)
-        text = await self._store.change(
-            lambda registry: registry.delete_version(request.subject, request.version)
-        )
-        return wire.DeleteSchemaVersionResponse(success=True, message=text)
-
-    async def set_mode(self, message: bytes) -> wire.SetCompatibilityModeResponse:
-        """Answer SetCompatibilityMode."""
-        request = parse_request(wire.SetCompatibilityModeRequest, message)
-        text = await self._store.change(
-            lambda registry: registry.set_mode(request.subject, request.compatibility_mode)
-        )
-        return wire.SetCompatibilityModeResponse(success=True, message=text)
-
-    # -- topics ----------------------------------------------------------------------------------
-
-    async def configure_topic(self, message: bytes) -> wire.ConfigureTopicSchemaResponse:
-        """Answer ConfigureTopicSchema: another subject than the producers' first one, too."""
-        request = parse_request(wire.ConfigureTopicSchemaRequest, message)
-        text = await self._schemas.configure(
-            checked_topic(request.topic_name),
-            request.schema_subject,
-            request.validation_policy,
-            check_payload=request.enable_payload_validation,
-        )
-        return wire.ConfigureTopicSchemaResponse(success=True, message=text)
-
-    async def update_policy(self, message: bytes) -> wire.UpdateTopicValidationPolicyResponse:
-        """Answer UpdateTopicValidationPolicy."""
-        request = parse_request(wire.UpdateTopicValidationPolicyRequest, message)
-        text = await self._schemas.update_policy(
-            checked_topic(request.topic_name),
-            request.validation_policy,
-            check_payload=request.enable_payload_validation,
-        )
-        return wire.UpdateTopicValidationPolicyResponse(success=True, message=text)
-
-    async def topic_config(self, message: bytes) -> wire.GetTopicSchemaConfigResponse:
-        """Answer GetTopicSchemaConfig; a topic without a subject has an empty one."""
-        request = parse_request(wire.GetTopicSchemaConfigRequest, message)
-        found = self._schemas.describe(checked_topic(request.topic_name))
-        if found is None:
-            return _NO_CONFIG
-        return wire.GetTopicSchemaConfigResponse(
-            schema_subject=found.config.subject,
-            validation_policy=found.config.policy,
-            enable_payload_validation=found.config.check_payload,
-            schema_id=found.latest.subject.schema_id if found.latest else 0,
-        )
 
 
 def _schema(found: Schema) -> wire.GetSchemaResponse:

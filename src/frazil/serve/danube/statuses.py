@@ -19,14 +19,15 @@ from frazil.errors import (
     Overloaded,
     codes_of,
 )
+from frazil.registry import IncompatibleSchema
 from frazil.serve.grpc.codec import CallFailed, Code
 
 __all__ = [
     "ACKING",
+    "ADMINISTERING",
     "CREATING_PRODUCER",
     "NACKING",
     "PUBLISHING",
-    "REGISTERING",
     "TEXTS",
     "Refused",
     "Status",
@@ -34,7 +35,6 @@ __all__ = [
     "record_refused",
     "status",
     "status_of",
-    "too_many_attributes",
 ]
 
 TEXT_CHARACTERS_MAX: Final = 1024
@@ -67,7 +67,8 @@ CREATING_PRODUCER: Final[Wording] = {
 }
 ACKING: Final[Wording] = {NotFound: (Code.INTERNAL, "Error acknowledging message: ")}
 NACKING: Final[Wording] = {NotFound: (Code.INTERNAL, "Error negatively acknowledging message: ")}
-REGISTERING: Final[Wording] = {Conflict: (Code.INTERNAL, "Failed to register schema: ")}
+ADMINISTERING: Final[Wording] = {IncompatibleSchema: (Code.INTERNAL, "")}
+"""The error's own text begins as the protocol's does."""
 
 TEXTS: Final[Mapping[str, Status]] = MappingProxyType(
     {
@@ -242,9 +243,3 @@ def _shown(name: str) -> str:
 def record_refused(reason: str) -> Status:
     """Say that the record itself cannot be published, and why."""
     return Status(Code.PERMISSION_DENIED, _cut(f"Unable to publish the message: {reason}"))
-
-
-def too_many_attributes(*, attributes_max: int) -> Status:
-    """Say that a message has so many attributes that it is not looked at."""
-    error = InvalidRequest("message has too many attributes", attributes_max=attributes_max)
-    return status_of(error, PUBLISHING)

@@ -235,9 +235,8 @@ class Topics:
     async def _check_place(self, name: str, first: str) -> None:
         """See whether a topic may be made, whose only or first part has the name `first`."""
         namespace = namespace_of(name)
-        is_known = namespace in self._engine.settings.serve.namespaces_at_boot
         # In a thread: all topics may have to be looked at.
-        if not is_known and not await asyncio.to_thread(has_namespace_for, self._engine, name):
+        if not await asyncio.to_thread(has_namespace_for, self._engine, name):
             raise Refused(status("namespace_missing", namespace=namespace))
         whole = part_of(first)
         if whole is not None and self._is_there(whole[0]):

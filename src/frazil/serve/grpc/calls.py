@@ -142,7 +142,7 @@ class Call:
         self._calls.sender.begin(self._stream)
 
     def write(self, framed: bytes) -> bool:
-        """Send messages, each with its prefix (`codec.framed`); return False to stop for now.
+        """Send messages, each with its prefix of five bytes; return False to stop for now.
 
         What was given is taken in either case; with False nothing more should come before
         `on_ready`, or at all if the call is over.

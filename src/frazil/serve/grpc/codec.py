@@ -10,8 +10,6 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from frazil.serve.h2.headers import Fields
 
 STATUS_TEXT_MAX: Final = 1_024
@@ -52,20 +50,6 @@ class CallFailed(Exception):  # the caller of an RPC acts on its code
         super().__init__(text)
         self.code = code
         self.text = text
-
-
-def framed(message: bytes) -> bytes:
-    """Return a message with the five bytes in front of it."""
-    return _PREFIX.pack(0, len(message)) + message
-
-
-def framed_all(messages: Iterable[bytes]) -> bytes:
-    """Return messages, each with its prefix, as one piece for `Call.write`."""
-    parts: list[bytes] = []
-    for message in messages:
-        parts.append(_PREFIX.pack(0, len(message)))
-        parts.append(message)
-    return b"".join(parts)
 
 
 def only_message(body: bytes) -> bytes:

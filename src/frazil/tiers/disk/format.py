@@ -214,8 +214,6 @@ class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
     schema: int
     created_us: int
     partition: str = ""
-    values: str = ""
-    """The partition's values, msgpack in base64: JSON has no bytes."""
     key_ids: tuple[int, ...] = ()
     gaps: tuple[tuple[int, int, str, str], ...] = ()
     format: int = LABEL_FORMAT
@@ -256,7 +254,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     unmatched: int = 0
 
 
-class DiskFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DiskFile(FileFacts, frozen=True, kw_only=True, omit_defaults=True):
     """One registered file of the disk tier. Times are microseconds.
 
     `offset_first` and `offset_last` are those of its rows; a file without rows only records the
@@ -266,21 +264,9 @@ class DiskFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: int
     name: str
     members: tuple[Member, ...]
-    offset_first: int
-    offset_last: int
-    rows: int
-    bytes: int
-    crc: int
-    footer_crc: int
     schema: int
     created_us: int
     partition: str = ""
-    partition_values: tuple[Any, ...] = ()
-    time_first: int = 0
-    time_last: int = 0
-    columns: dict[str, ColumnRange] = {}
-    deletes: int = 0
-    unmatched: int = 0
     key_ids: tuple[int, ...] = ()
     key_bytes: int = 0
     """The size of the file with the map of its keys."""
@@ -324,46 +310,22 @@ class DiskFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def file_of(name: str, label: FileLabel, facts: FileFacts, *, key_bytes: int = 0) -> DiskFile:
     """Return the file that a footer describes."""
-    empty = facts.rows == 0
-    first = label.members[0].set_first
+    found = msgspec.structs.asdict(facts)
+    if not facts.rows:
+        first = label.members[0].set_first
+        found |= {"offset_first": first, "offset_last": first - 1}
     return DiskFile(
         topic=label.topic,
         name=name,
         members=label.members,
-        offset_first=first if empty else facts.offset_first,
-        offset_last=first - 1 if empty else facts.offset_last,
-        rows=facts.rows,
-        bytes=facts.bytes,
-        crc=facts.crc,
-        footer_crc=facts.footer_crc,
         schema=label.schema,
         created_us=label.created_us,
         partition=label.partition,
-        partition_values=_unpacked(label.values),
-        time_first=facts.time_first,
-        time_last=facts.time_last,
-        columns=facts.columns,
-        deletes=facts.deletes,
-        unmatched=facts.unmatched,
         key_ids=label.key_ids,
         key_bytes=key_bytes,
         gaps=label.gaps,
+        **found,
     )
-
-
-def packed_values(values: tuple[RangeValue, ...]) -> str:
-    """Return a partition's values as text."""
-    return base64.b64encode(msgspec.msgpack.encode(values)).decode() if values else ""
-
-
-def _unpacked(text: str) -> tuple[RangeValue, ...]:
-    if not text:
-        return ()
-    try:
-        data = base64.b64decode(text, validate=True)
-        return msgspec.msgpack.decode(data, type=tuple[Any, ...])
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise CorruptionError("partition of a file cannot be read", reason=error) from error
 
 
 def set_name(name: SetName) -> str:

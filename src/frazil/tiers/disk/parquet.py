@@ -13,7 +13,7 @@ import inspect
 import io
 import math
 import zlib
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from frazil.fs import File, FileSystem
 
 __all__ = [
-    "ParquetSettings",
     "RowsWriter",
     "SeamSink",
     "SeamSource",
@@ -209,24 +208,13 @@ COUNTS_KEY: Final = "frazil.counts"
 STREAM_BUFFER_BYTES: Final = 1 << 20
 SAMPLE_ROWS: Final = 4096
 SAMPLE_ROWS_MIN: Final = 256
+BLOOM_RATIO: Final = 0.01
+"""The rate of false positives of a key column's bloom filter."""
 _SCHEMA_KEY: Final = b"ARROW:schema"
 _PACKED: Final = {"_offset": "DELTA_BINARY_PACKED", "_time": "DELTA_BINARY_PACKED"}
 _HAS_BLOOM: Final = (
     "bloom_filter_options" in inspect.signature(pq.ParquetWriter.__init__).parameters
 )
-
-
-class ParquetSettings(NamedTuple):
-    """The shape of the files."""
-
-    row_group_rows: int = 64 * 1024
-    row_group_bytes: int = 64 << 20
-    """A row group ends when its rows take so much memory."""
-    compression: str = "zstd"
-    level: int = 1
-    page_bytes: int = 1 << 20
-    bloom_ratio: float = 0.01
-    """The rate of false positives of a key column's bloom filter."""
 
 
 class _Counts(msgspec.Struct, frozen=True):
@@ -243,6 +231,10 @@ class RowsWriter:
     The first row group creates the file. Nothing is durable before `finish`; without it the caller
     calls `abort`.
 
+    Args:
+        group_rows: a row group has at most so many rows.
+        group_bytes: a row group ends when its rows take so much memory.
+
     Attributes:
         rows: the number of rows written.
         held_bytes: the memory of the rows that are not in the file yet.
@@ -255,7 +247,8 @@ class RowsWriter:
         schema: pa.Schema,
         *,
         key_names: Sequence[str] = (),
-        settings: ParquetSettings | None = None,
+        group_rows: int = 64 * 1024,
+        group_bytes: int = 64 << 20,
         throttle: Callable[[int], None] | None = None,
     ) -> None:
         self.path = path
@@ -264,7 +257,8 @@ class RowsWriter:
         self.held_bytes = 0
         self._file_system = file_system
         self._key_names = key_names
-        self._settings = settings or ParquetSettings()
+        self._group_rows = group_rows
+        self._group_bytes = group_bytes
         self._throttle = throttle
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
@@ -296,11 +290,9 @@ class RowsWriter:
         self._pending.append(batch)
         self._pending_rows += batch.num_rows
         self.held_bytes += batch.nbytes
-        if (
-            self._pending_rows >= self._settings.row_group_rows
-            or self.held_bytes >= self._settings.row_group_bytes
-        ):
-            self._write_groups(whole=self.held_bytes >= self._settings.row_group_bytes)
+        large = self.held_bytes >= self._group_bytes
+        if large or self._pending_rows >= self._group_rows:
+            self._write_groups(whole=large)
 
     def drain(self) -> None:
         """Write all held rows as a row group, which may be small."""
@@ -350,7 +342,7 @@ class RowsWriter:
         if not self._pending:
             return
         table = pa.Table.from_batches(self._pending, self.schema)
-        group_rows = self._settings.row_group_rows
+        group_rows = self._group_rows
         count = len(table) if whole else len(table) // group_rows * group_rows
         rest = table.slice(count)
         self._pending = [batch for batch in rest.to_batches() if batch.num_rows]
@@ -370,7 +362,7 @@ class RowsWriter:
                 self._stream,
                 self.schema,
                 metadata_collector=self._collected,
-                **_options(self.schema, self._key_names, self._settings, repeating),
+                **_options(self.schema, self._key_names, self._group_rows, repeating),
             )
         return self._writer, self._sink
 
@@ -398,13 +390,13 @@ def _repeating(schema: pa.Schema, sample: pa.Table | None) -> list[str]:
 def _options(
     schema: pa.Schema,
     key_names: Sequence[str],
-    settings: ParquetSettings,
+    group_rows: int,
     repeating: list[str],
 ) -> dict[str, object]:
     options: dict[str, object] = {
-        "compression": settings.compression,
-        "compression_level": settings.level,
-        "data_page_size": settings.page_bytes,
+        "compression": "zstd",
+        "compression_level": 1,
+        "data_page_size": 1 << 20,
         "use_dictionary": repeating,
         "column_encoding": {name: _PACKED[name] for name in schema.names if name in _PACKED},
         "write_page_checksum": True,
@@ -415,7 +407,7 @@ def _options(
         options["sorting_columns"] = [pq.SortingColumn(schema.get_field_index("_offset"))]
     blooms = [name for name in key_names if _has_bloom(schema.field(name).type)]
     if _HAS_BLOOM and blooms:
-        bloom = {"ndv": settings.row_group_rows, "fpp": settings.bloom_ratio}
+        bloom = {"ndv": group_rows, "fpp": BLOOM_RATIO}
         options["bloom_filter_options"] = dict.fromkeys(blooms, bloom)
     return options
 

@@ -26,12 +26,10 @@ from frazil.tiers.disk.format import (
     file_of,
     file_schema,
     kept_runs,
-    packed_values,
     set_name,
 )
-from frazil.tiers.disk.parquet import ParquetSettings, RowsWriter
+from frazil.tiers.disk.parquet import RowsWriter
 from frazil.tiers.disk.reader import FileGone
-from frazil.tiers.partitions import UNPARTITIONED, Partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from frazil.clock import Clock
     from frazil.log import SpecialRange
     from frazil.schema import KeyShape
     from frazil.tiers.disk.catalog import Span, TopicFiles
@@ -48,7 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FILES_MAX", "OPEN_MAX", "SetWriter", "choose_run", "merge_once", "unavailable"]
 
-ZSTD_LEVEL: Final = 1
 FILES_MAX: Final = 256
 """A set has about so many files; rows of further partitions share files."""
 OPEN_MAX: Final = 16
@@ -66,7 +62,7 @@ RUN_BYTES_MAX: Final = 1 << 30
 class _Part:
     """One file of the set while it is written."""
 
-    def __init__(self, name: SetName, partition: Partition, writer: RowsWriter) -> None:
+    def __init__(self, name: SetName, partition: str, writer: RowsWriter) -> None:
         self.name = set_name(name)
         self.number = name.number
         self.partition = partition
@@ -103,7 +99,6 @@ class SetWriter:
         end: int,
         gaps: Sequence[SpecialRange],
         runs: Sequence[SentRun] = (),
-        clock: Clock | None = None,
         throttle: Callable[[int], None] | None = None,
     ) -> None:
         assert first < end
@@ -118,20 +113,13 @@ class SetWriter:
         self._gaps = tuple((gap.first, gap.end, gap.kind, gap.reason) for gap in gaps)
         self._runs = kept_runs(runs)
         self._throttle = throttle
-        clock = clock or tier.clock
-        self._id = clock.random_bytes(4).hex()
-        self._created_us = clock.now_us()
+        self._id = tier.clock.random_bytes(4).hex()
+        self._created_us = tier.clock.now_us()
         self._live: dict[str, _Part] = {}
         self._done: list[DiskFile] = []
         self._count = 0
         self._keep = False
         self._limits: DiskLimits = tier.limits
-        group_rows = self._limits.row_group_rows
-        self._settings = ParquetSettings(
-            row_group_rows=min(group_rows, KEYED_GROUP_ROWS_MAX) if shape else group_rows,
-            row_group_bytes=min(self._limits.writer_bytes_max, ROW_GROUP_BYTES_MAX),
-            level=ZSTD_LEVEL,
-        )
 
     def __enter__(self) -> Self:
         self._tier.directory.make_topic(self._topic)
@@ -150,7 +138,7 @@ class SetWriter:
             self._tier.directory.remove(self._topic, name)
             self._tier.directory.remove_one(self._topic, name + TEMPORARY_SUFFIX)
 
-    def add(self, pieces: Sequence[tuple[Partition, pa.RecordBatch]]) -> None:
+    def add(self, pieces: Sequence[tuple[str, pa.RecordBatch]]) -> None:
         """Write rows, given by partition."""
         mixed: list[pa.RecordBatch] = []
         for partition, batch in pieces:
@@ -163,7 +151,7 @@ class SetWriter:
             table = pa.Table.from_batches(mixed).combine_chunks()
             if len(mixed) > 1:
                 table = table.sort_by("_offset")
-            part = self._part(Partition((), MIXED))
+            part = self._part(MIXED)
             assert part is not None
             for batch in table.to_batches():
                 self._write(part, batch)
@@ -178,7 +166,7 @@ class SetWriter:
         """
         if not self._count:
             # A set without rows still has a file, which records its range and gaps.
-            self._begin(UNPARTITIONED)
+            self._begin("")
         total = self._count
         for key in list(self._live):
             self._finish(key, total)
@@ -193,30 +181,31 @@ class SetWriter:
             raise
         return files
 
-    def _part(self, partition: Partition) -> _Part | None:
+    def _part(self, partition: str) -> _Part | None:
         """Return the file for a partition's next rows, None if it must share one."""
-        part = self._live.get(partition.text)
-        if part is not None and part.writer.bytes_written >= self._limits.file_bytes:
-            self._finish(partition.text, 0)
-            part = None
+        part = self._live.get(partition)
         if part is not None:
-            return part
-        if self._count >= FILES_MAX and partition.text != MIXED:
+            if part.writer.bytes_written < self._limits.file_bytes:
+                return part
+            self._finish(partition, 0)
+        if self._count >= FILES_MAX and partition != MIXED:
             return None
         return self._begin(partition)
 
-    def _begin(self, partition: Partition) -> _Part:
+    def _begin(self, partition: str) -> _Part:
         name = SetName(self._first, self._end, self._count, self._id)
+        group_rows = self._limits.row_group_rows
         writer = RowsWriter(
             self._tier.file_system,
             self._tier.directory.path(self._topic, set_name(name)) + TEMPORARY_SUFFIX,
             self._schema,
             key_names=self._shape.names if self._shape is not None else (),
-            settings=self._settings,
+            group_rows=min(group_rows, KEYED_GROUP_ROWS_MAX) if self._shape else group_rows,
+            group_bytes=min(self._limits.writer_bytes_max, ROW_GROUP_BYTES_MAX),
             throttle=self._throttle,
         )
         self._count += 1
-        part = self._live[partition.text] = _Part(name, partition, writer)
+        part = self._live[partition] = _Part(name, partition, writer)
         return part
 
     def _write(self, part: _Part, batch: pa.RecordBatch) -> None:
@@ -247,8 +236,7 @@ class SetWriter:
             members=(Member(self._first, self._end, total, part.name),),
             schema=self._version,
             created_us=self._created_us,
-            partition=part.partition.text,
-            values=packed_values(part.partition.values),
+            partition=part.partition,
             key_ids=self._key_ids,
             gaps=self._gaps if part.number == 0 else (),
         )
@@ -380,8 +368,6 @@ def _merge(tier: DiskTier, run: Sequence[Span], files: Sequence[DiskFile]) -> No
     with writer:
         # By partition, so that few files are open at a time.
         for file in sorted(files, key=lambda each: (each.partition, each.offset_first)):
-            partition = Partition(file.partition_values, file.partition)
             for number in range(readers.reader(file).groups):
-                batch = readers.read(file, number)
-                writer.add([(partition, batch)])
+                writer.add([(file.partition, readers.read(file, number))])
         writer.commit(replaces=files)

@@ -38,7 +38,8 @@ class Topic:
         if "partition_by" in options:
             options["partition_by"] = parse_partition_spec(options["partition_by"], schema)
         self.definition = defined(name, served, schema=schema, **options)
-        self.table = bind(catalog, self.definition, clock=CLOCK).table
+        bind(catalog, self.definition, clock=CLOCK)
+        self.table = self.definition.table
 
     def change(self, *changes):
         last = max(self.versions)

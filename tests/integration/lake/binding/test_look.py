@@ -9,7 +9,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
 from frazil.clock import SystemClock
 from frazil.errors import Conflict, CorruptionError, NotFound, Unavailable
-from frazil.lake import TableName
+from frazil.lake import TableName, table_of
 from frazil.lake.binding import bind
 from frazil.lake.connection import connect
 from frazil.lake.table_state import look
@@ -40,7 +40,8 @@ _SUMMARY_KEYS = (
 
 
 def bound_table(catalog, served, topic, **options):
-    return bind(catalog, defined(topic, served, **options), clock=CLOCK).table
+    bind(catalog, defined(topic, served, **options), clock=CLOCK)
+    return table_of(topic)
 
 
 def expire_all_but_last(table):

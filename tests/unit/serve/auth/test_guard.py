@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from frazil.serve.auth.guard import client_of
-from frazil.serve.auth.permissions import RPCS, Scope
 from frazil.serve.auth.roles import ANONYMOUS, Principal
-from frazil.serve.danube import services
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
+from frazil.serve.danube.rpcs import RPCS
 from frazil.serve.grpc.codec import Code
+from tests.support import rpcs
 from tests.unit.serve.auth.world import (
     CONSUMER_ID,
     EARLIER_ID,
@@ -50,13 +50,13 @@ def request_for(path, *, topic=TOPIC):
     request = rpc.request()
     for target in rpc.targets:
         value = {
-            Scope.TOPIC: topic,
-            Scope.TOPIC_IF_SET: topic,
-            Scope.NAMESPACE: topic.split("/")[1],
-            Scope.SUBJECT: topic.rpartition("/")[2],
-            Scope.PRODUCER: PRODUCER_ID,
-            Scope.CONSUMER: CONSUMER_ID,
-            Scope.CLIENT: PRODUCER_ID,
+            "topic": topic,
+            "topic_if_set": topic,
+            "namespace": topic.split("/")[1],
+            "subject": topic.rpartition("/")[2],
+            "producer": PRODUCER_ID,
+            "consumer": CONSUMER_ID,
+            "client": PRODUCER_ID,
         }.get(target.scope)
         if value is not None:
             *inside, name = target.field.split(".")
@@ -72,7 +72,7 @@ def request_for(path, *, topic=TOPIC):
 
 def test_the_table_has_every_call_of_the_protocol_and_no_other():
     """The paths and request types are exactly those of the services that are served."""
-    served = {path: rpc.request for path, rpc in services.RPCS.items()}
+    served = {path: rpc.request for path, rpc in rpcs.RPCS.items()}
     assert {path: rpc.request for path, rpc in RPCS.items()} == served
     assert len(served) == 41
 
@@ -345,19 +345,6 @@ def test_the_caller_is_known_to_handlers():
     assert guard.principal_of(call) == Principal("user", "writer")
     assert guard.principal_of(FakeCall(SEND)) is None
     assert make_guard(enabled=False)[0].principal_of(call) == ANONYMOUS
-
-
-def test_a_header_alone_can_be_asked_about():
-    """`knows` is for listeners without calls: it takes good credentials of who has any grant."""
-    guard, clock = make_guard()
-    for name in ("writer", "reader", "admin", "elsewhere"):
-        assert guard.knows(token(name, clock))
-    for name in ("nothing", "stranger"):
-        assert not guard.knows(token(name, clock))
-    assert guard.stats()["denied"] == 2
-    for header in (None, "", "Bearer x", token("writer", clock, lives_s=-1)):
-        assert not guard.knows(header)
-    assert make_guard(enabled=False)[0].knows(None)
 
 
 def test_a_caller_is_admitted_before_the_message_is_read():

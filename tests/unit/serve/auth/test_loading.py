@@ -15,11 +15,11 @@ from frazil.config import load_settings
 from frazil.errors import InvalidRequest
 from frazil.serve.auth.files import read_private
 from frazil.serve.auth.guard import announce_exposure, load_credentials, load_guard
-from frazil.serve.auth.permissions import RPCS
 from frazil.serve.danube.proto import danube_pb2 as data
+from frazil.serve.danube.rpcs import RPCS
 from frazil.serve.grpc.codec import Code
 from tests.support import SimulatedClock
-from tests.unit.serve.auth.world import ACCESS, ISSUER, KEY, SECRET, FakeCall, KnownIds, token
+from tests.unit.serve.auth.world import ACCESS, ISSUER, KEY, NEEDS, SECRET, FakeCall, token
 
 CREATE = "/danube.ProducerService/CreateProducer"
 
@@ -66,7 +66,7 @@ def create(header):
 def test_the_guard_takes_what_the_files_say(tmp_path):
     """Tokens of the secret file and keys of the access file open what the roles grant."""
     clock = SimulatedClock(step_us=0)
-    guard = load_guard(settings_of(tmp_path), owners=KnownIds(), clock=clock)
+    guard = load_guard(settings_of(tmp_path), needs=NEEDS, clock=clock)
     assert guard.enabled
     assert guard(create(token("writer", clock))) is None
     assert guard(create(f"Bearer {KEY.text}")) is None
@@ -76,7 +76,7 @@ def test_the_guard_takes_what_the_files_say(tmp_path):
 def test_the_defaults_let_everybody_in(tmp_path):
     """Without authentication no file is needed, and the rate is the settings'."""
     settings = load_settings(environment={}, overrides={"serve.requests_s_max": 2})
-    guard = load_guard(settings, owners=KnownIds(), clock=SimulatedClock(step_us=0))
+    guard = load_guard(settings, needs=NEEDS, clock=SimulatedClock(step_us=0))
     assert not guard.enabled
     found = [guard(FakeCall(path)) for path in list(RPCS)[:3]]
     assert found[:2] == [None, None]
@@ -88,10 +88,10 @@ def test_the_skew_and_the_audience_are_used(tmp_path):
     clock = SimulatedClock(step_us=0)
     for lives_s, code in ((-40, Code.UNAUTHENTICATED), (-20, None)):
         old = token("writer", clock, lives_s=lives_s)
-        found = load_guard(settings_of(tmp_path), owners=KnownIds(), clock=clock)(create(old))
+        found = load_guard(settings_of(tmp_path), needs=NEEDS, clock=clock)(create(old))
         assert (found and found[0]) == code
     settings = settings_of(tmp_path, **{"auth.jwt_audience": "broker"})
-    guard = load_guard(settings, owners=KnownIds(), clock=clock)
+    guard = load_guard(settings, needs=NEEDS, clock=clock)
     assert guard(create(token("writer", clock)))[0] is Code.UNAUTHENTICATED
 
 
@@ -159,7 +159,7 @@ def test_no_secret_is_in_logs_errors_or_statuses(tmp_path, log):
     clock = SimulatedClock(step_us=0)
     hidden, headers = secrets_of(clock)
     settings = settings_of(tmp_path)
-    guard = load_guard(settings, owners=KnownIds(), clock=clock)
+    guard = load_guard(settings, needs=NEEDS, clock=clock)
     shown = [repr(guard), repr(vars(guard)), repr(settings), str(settings.values())]
     for header in headers:
         for path in RPCS:
@@ -194,7 +194,7 @@ def test_no_secret_is_in_the_refusal_of_a_file(tmp_path, broken):
 def test_a_flood_of_bad_calls_does_not_flood_the_log(tmp_path, log):
     """A thousand refusals in a second are ten lines, and all are counted."""
     clock = SimulatedClock(step_us=0)
-    guard = load_guard(settings_of(tmp_path), owners=KnownIds(), clock=clock)
+    guard = load_guard(settings_of(tmp_path), needs=NEEDS, clock=clock)
     for _ in range(1000):
         guard(FakeCall(CREATE))
     assert len(log.getvalue().splitlines()) == 10
@@ -205,6 +205,6 @@ def test_a_flood_of_bad_calls_does_not_flood_the_log(tmp_path, log):
 def test_a_caller_cannot_write_lines_of_its_own(tmp_path, log):
     """Line breaks in what the caller sent do not break a line of the log."""
     clock = SimulatedClock(step_us=0)
-    guard = load_guard(settings_of(tmp_path), owners=KnownIds(), clock=clock)
+    guard = load_guard(settings_of(tmp_path), needs=NEEDS, clock=clock)
     guard(FakeCall("/x\nevil", b"", {"authorization": "Bearer a\nb"}, peer="p\nq"))
     assert len(log.getvalue().splitlines()) == 1

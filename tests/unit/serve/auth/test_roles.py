@@ -16,7 +16,6 @@ from frazil.serve.auth.roles import (
     Grant,
     Principal,
     Resource,
-    ResourceKind,
     Roles,
     is_pattern,
     is_subject_pattern,
@@ -43,7 +42,7 @@ def topic(name):
 def test_who_has_no_grant_may_do_nothing(action):
     """Neither a stranger nor a principal without grants is allowed anything anywhere."""
     roles = Roles({APP: ()})
-    subject = Resource(ResourceKind.SUBJECT, name="s")
+    subject = Resource("subject", name="s")
     for who, what in itertools.product(
         (APP, Principal("user", "app")), (topic("/default/t"), CLUSTER, ANYTHING, subject)
     ):
@@ -94,7 +93,7 @@ def test_patterns_fit_whole_names(namespace, patterns, name, fits):
 
 def test_a_namespace_needs_all_its_topics():
     """Who has some topics of a namespace does not have the namespace."""
-    what = Resource(ResourceKind.NAMESPACE, namespace="default")
+    what = Resource("namespace", namespace="default")
     assert allowed(grant(ADMIN), ADMIN, what)
     assert not allowed(grant(ADMIN, topics=["a*"]), ADMIN, what)
     assert not allowed(grant(ADMIN, namespace="other"), ADMIN, what)
@@ -110,7 +109,7 @@ def test_the_cluster_needs_everything():
 
 def test_subjects_are_granted_by_name():
     """All topics give no subject; a pattern of subjects gives those."""
-    what = Resource(ResourceKind.SUBJECT, name="orders-value")
+    what = Resource("subject", name="orders-value")
     assert not allowed(grant(PRODUCE, namespace="*"), PRODUCE, what)
     assert allowed(grant(PRODUCE, subjects=["orders-*"]), PRODUCE, what)
     assert not allowed(grant(PRODUCE, subjects=["orders"]), PRODUCE, what)
@@ -132,10 +131,10 @@ def test_every_subject_can_be_named(character):
     name = f"a{character}b"
     check_subject(name)
     assert is_subject_pattern(name)
-    what = Resource(ResourceKind.SUBJECT, name=name)
+    what = Resource("subject", name=name)
     for pattern in (name, f"*{character}*", f"a{character}?", "a?b", "*"):
         assert allowed(grant(PRODUCE, subjects=[pattern]), PRODUCE, what), pattern
-    other = Resource(ResourceKind.SUBJECT, name="axb")
+    other = Resource("subject", name="axb")
     assert not allowed(grant(PRODUCE, subjects=[name]), PRODUCE, other)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import attrs
 import jwt
@@ -10,6 +11,7 @@ import jwt
 from frazil.serve.auth.access_file import parse_access
 from frazil.serve.auth.credentials import Authenticator, TokenRules, new_key
 from frazil.serve.auth.guard import Credentials, Guard, RateLimiter
+from frazil.serve.danube.rpcs import needs_of
 from tests.support import SimulatedClock
 
 SECRET = "a-secret-of-tokens-that-nobody-may-see-0001"
@@ -45,9 +47,10 @@ class FakeCall:
 
 
 class KnownIds:
-    """Two producers, one of an earlier life, and a consumer, all of /default/orders."""
+    """The services of a broker with two producers, one of an earlier life, and a consumer."""
 
-    attributes_max = 64
+    def __init__(self):
+        self.producers = self.consumers = self
 
     def producer_topic(self, producer_id):
         return "/default/orders" if producer_id == PRODUCER_ID else None
@@ -58,6 +61,9 @@ class KnownIds:
 
     def consumer_topic(self, consumer_id):
         return "/default/orders" if consumer_id == CONSUMER_ID else None
+
+
+NEEDS = partial(needs_of, services=KnownIds())
 
 
 def token(name, clock, *, kind="user", lives_s=3600, secret=SECRET, issuer=ISSUER):
@@ -74,9 +80,9 @@ def token(name, clock, *, kind="user", lives_s=3600, secret=SECRET, issuer=ISSUE
 
 def credentials(access=ACCESS):
     """Return who is known and what is granted to them."""
-    found = parse_access(access)
+    roles, keys = parse_access(access)
     rules = TokenRules((SECRET.encode(),), ISSUER, skew_s=0.0)
-    return Credentials(Authenticator(rules, found.keys), found.roles)
+    return Credentials(Authenticator(rules, keys), roles)
 
 
 def make_guard(*, enabled=True, rate_s=1_000_000, clients_max=100, clock=None):
@@ -84,6 +90,9 @@ def make_guard(*, enabled=True, rate_s=1_000_000, clients_max=100, clock=None):
     clock = clock or SimulatedClock(step_us=0)
     limiter = RateLimiter(rate_s=rate_s, clients_max=clients_max)
     guard = Guard(
-        credentials() if enabled else None, owners=KnownIds(), limiter=limiter, clock=clock
+        credentials() if enabled else None,
+        needs=NEEDS,
+        limiter=limiter,
+        clock=clock,
     )
     return guard, clock

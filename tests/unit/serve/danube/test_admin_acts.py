@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from frazil.errors import NotFound
-from frazil.serve.danube.admin_calls import Acts
+from frazil.serve.danube.admin import Acts
 from frazil.serve.danube.statuses import Refused, Status
 from frazil.serve.grpc.codec import Code
 from tests.unit.serve.auth.world import FakeCall

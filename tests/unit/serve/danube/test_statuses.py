@@ -63,8 +63,6 @@ def test_retried_codes_are_those_that_mean_try_again():
         ("ACKING", "NotFound", "INTERNAL", "Error acknowledging message: "),
         ("ACKING", "Unavailable", "UNAVAILABLE", ""),
         ("NACKING", "NotFound", "INTERNAL", "Error negatively acknowledging message: "),
-        ("REGISTERING", "Conflict", "INTERNAL", "Failed to register schema: "),
-        ("REGISTERING", "InvalidRequest", "INVALID_ARGUMENT", ""),
     ],
 )
 def test_a_call_words_some_errors_itself(wording, cls, code, text):

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from frazil.serve.grpc.calls import TOO_SLOW, Calls, Counters
-from frazil.serve.grpc.codec import CallFailed, Code, framed
+from frazil.serve.grpc.codec import CallFailed, Code
 from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
@@ -96,7 +96,7 @@ def test_a_bug_in_a_stream_ends_it_behind_its_messages():
     """What was written before is delivered."""
 
     def handler(call, message):
-        call.write(framed(b"first"))
+        call.write(prefixed(b"first"))
         raise ValueError
 
     client = Client(handler, stream=True)
@@ -220,7 +220,7 @@ def test_a_stream_writes_on_when_it_may():
             while len(written) < 2000:
                 inside.append(1)
                 written.append(len(written))
-                more = call.write(framed(b"%04d" % written[-1] + bytes(1000)))
+                more = call.write(prefixed(b"%04d" % written[-1] + bytes(1000)))
                 inside.clear()
                 if not more:
                     return
@@ -249,7 +249,7 @@ def test_a_bug_when_ready_ends_the_stream():
             raise ValueError
 
         call.on_ready = go
-        call.write(framed(bytes(300_000)))
+        call.write(prefixed(bytes(300_000)))
 
     client = Client(handler, stream=True)
     client.send(f.settings({f.INITIAL_WINDOW_SIZE: 1 << 30}), GO_ON, client.call(1))

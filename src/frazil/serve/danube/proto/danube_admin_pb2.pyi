@@ -3,12 +3,7 @@
 from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence
 from typing import ClassVar, Final, Literal, Self
 
-from frazil.serve.danube.services import Descriptor, FileDescriptor
-
-DESCRIPTOR: Final[FileDescriptor]
-
 class _Message:
-    DESCRIPTOR: ClassVar[Descriptor]
     @classmethod
     def FromString(cls, data: bytes | memoryview, /) -> Self: ...
     def SerializeToString(self) -> bytes: ...
