@@ -36,6 +36,7 @@ from frazil.schema.keys import BLOCK_ENTRIES, ID_KEYS, Key, KeyFile, KeyMap, Key
 from frazil.schema.messages import (
     MESSAGE_SCHEMA,
     Message,
+    check_attributes,
     check_message,
     message_batch,
     pack_messages,
@@ -81,6 +82,7 @@ __all__ = [
     "bitmap_bytes",
     "bitmap_of",
     "cell_check",
+    "check_attributes",
     "check_cell",
     "check_message",
     "column_id",

@@ -17,6 +17,7 @@ from frazil.schema.columns import ID_KEY, IngestLimits, field_with_ids, schema_w
 __all__ = [
     "MESSAGE_SCHEMA",
     "Message",
+    "check_attributes",
     "check_message",
     "message_batch",
     "pack_messages",
@@ -72,9 +73,6 @@ UINT32_MAX: Final = 2**32 - 1
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
 """The bytes that one column of texts or payloads may have."""
-_PACKING: Final = {5: "<Q", 6: "<Q", 7: "<I"}
-_GREATEST: Final = {5: UINT64_MAX, 6: UINT64_MAX, 7: UINT32_MAX}
-"""Of the columns of numbers, by their places: how one is written, and the greatest there is."""
 # One set of null columns of this length serves every smaller batch as slices.
 NULLS_ROWS: Final = 4096
 
@@ -96,7 +94,7 @@ def check_message(message: Message, limits: IngestLimits, now_us: int) -> int:
     if message.key is not None:
         size += _check_text("key", message.key, bytes_max=limits.key_bytes_max)
     if message.attributes is not None:
-        size += _check_attributes(message.attributes, limits)
+        size += check_attributes(message.attributes, limits)
     if message.publish_time is not None:
         _check_time(message.publish_time, limits, now_us)
     if message.producer_name is not None:
@@ -225,11 +223,7 @@ def _optional(values: tuple[Any, ...], index: int) -> pa.Array:
         return _nulls(index, rows)
     if type(first) is str:
         return _same_text(first, rows)
-    packing = _PACKING.get(index)
-    if packing is None or not 0 <= first <= _GREATEST[index]:
-        return pa.array(values, _TYPES[index])
-    numbers = pa.py_buffer(pack_struct(packing, first) * rows)
-    return pa.Array.from_buffers(_TYPES[index], rows, [None, numbers], null_count=0)
+    return pa.array(values, _TYPES[index])
 
 
 def _same_text(text: str, rows: int) -> pa.Array:
@@ -257,7 +251,8 @@ def _check_text(what: str, text: object, *, bytes_max: int) -> int:
     return size
 
 
-def _check_attributes(attributes: object, limits: IngestLimits) -> int:
+def check_attributes(attributes: object, limits: IngestLimits) -> int:
+    """Return the bytes of a message's attributes, if they keep to the limits."""
     if not isinstance(attributes, dict):
         raise InvalidRequest("attributes must be a dict", got=type(attributes).__name__)
     if len(attributes) > limits.attributes_max:

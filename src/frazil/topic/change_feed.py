@@ -58,7 +58,7 @@ class ChangeFeed:
         rows = python_rows(batch.data.select(names))
         if not self._keyed:
             for number, row in enumerate(rows):
-                yield _told(batch.offset + number, times[number], "append", None, None, row)
+                yield _change(batch.offset + number, times[number], "append", None, None, row)
             return
         shape = KeyShape(schema, self._runtime.state.spec.primary_key)
         keys = shape.keys(batch.data)
@@ -70,7 +70,7 @@ class ChangeFeed:
             after = _after(op, present, before, row, names)
             self._remember(keys[number], after)
             key = {name: row[name] for name in shape.names}
-            yield _told(offset, times[number], OP_NAMES[op], key, before, after)
+            yield _change(offset, times[number], OP_NAMES[op], key, before, after)
 
     def _before(self, key: Key, offset: int, schema: pa.Schema) -> Row | None:
         if key in self._rows:
@@ -86,6 +86,13 @@ class ChangeFeed:
         self._rows[key] = row
 
 
+def _change(
+    offset: int, time_us: int, op: str, key: Row | None, before: Row | None, after: Row | None
+) -> dict[str, Any]:
+    time = dt.datetime.fromtimestamp(time_us / 1e6, dt.UTC)
+    return {"offset": offset, "time": time, "op": op, "key": key, "before": before, "after": after}
+
+
 def _after(
     op: int, present: bytes | None, before: Row | None, row: Row, names: list[str]
 ) -> Row | None:
@@ -98,17 +105,3 @@ def _after(
         return row if op == OP_UPSERT else None
     named = {names[position] for position in positions_of(present)}
     return {name: row[name] if name in named else before[name] for name in names}
-
-
-def _told(
-    offset: int, time_us: int, op: str, key: Row | None, before: Row | None, after: Row | None
-) -> dict[str, Any]:
-    time = dt.datetime.fromtimestamp(time_us / 1e6, dt.UTC)
-    return {
-        "offset": offset,
-        "time": time,
-        "op": op,
-        "key": key,
-        "before": before,
-        "after": after,
-    }
