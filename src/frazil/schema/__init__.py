@@ -26,10 +26,8 @@ from frazil.schema.evolution import (
     DropColumn,
     RenameColumn,
     WidenColumn,
-    diff_schema,
     evolve,
     plan_read,
-    read_as,
 )
 from frazil.schema.json_rows import JsonRowReader, parse_csv_row, parse_json_row
 from frazil.schema.keys import BLOCK_ENTRIES, ID_KEYS, Key, KeyFile, KeyMap, KeyShape
@@ -88,7 +86,6 @@ __all__ = [
     "column_id",
     "column_of",
     "declare_schema",
-    "diff_schema",
     "evolve",
     "field_with_ids",
     "ids_of",
@@ -112,7 +109,6 @@ __all__ = [
     "plan_read",
     "positions_of",
     "raw_batches",
-    "read_as",
     "schema_with",
     "stored_forms",
     "strip_ids",

@@ -15,7 +15,6 @@ from attrs import frozen
 
 from frazil.errors import InvalidRequest
 from frazil.schema.columns import (
-    ID_KEY,
     LIMITS_DEFAULT,
     IngestLimits,
     check_schema,
@@ -26,7 +25,6 @@ from frazil.schema.columns import (
     normal_name,
     parse_type,
     schema_with,
-    strip_ids,
     type_name,
 )
 
@@ -36,10 +34,8 @@ __all__ = [
     "DropColumn",
     "RenameColumn",
     "WidenColumn",
-    "diff_schema",
     "evolve",
     "plan_read",
-    "read_as",
 ]
 
 
@@ -132,50 +128,6 @@ def evolve(
     evolved = schema_with(fields, last=last)
     check_schema(evolved, limits=limits)
     return evolved
-
-
-def diff_schema(old: pa.Schema, new: pa.Schema) -> list[Change]:
-    """Return the changes that lead from `old` to `new`, to be judged by `evolve`.
-
-    A field of `new` that carries an id of `old` is that column, under whatever name; one without
-    an id is matched by name. The order of columns does not count. Renames come behind drops, so
-    that a freed name can be taken.
-    """
-    old_by_id = {column_id(field): field for field in old}
-    id_by_name = {field.name: column_id(field) for field in old}
-    changes: list[Change] = []
-    renames: list[Change] = []
-    added: list[Change] = []
-    kept: set[int] = set()
-    for field in new:
-        metadata = field.metadata or {}
-        known = int(metadata[ID_KEY]) if ID_KEY in metadata else id_by_name.get(field.name, 0)
-        before = old_by_id.get(known)
-        if before is None:
-            if not field.nullable:
-                raise InvalidRequest("added column must be nullable", column=field.name)
-            added.append(AddColumn(field.name, field.type))
-            continue
-        if known in kept:
-            raise InvalidRequest("schema names one column twice", column=field.name)
-        kept.add(known)
-        if before.nullable != field.nullable:
-            raise InvalidRequest(
-                "nullability of a column cannot change",
-                column=before.name,
-                nullable=before.nullable,
-            )
-        if not _same_type(before.type, field.type):
-            changes.append(WidenColumn(before.name, field.type))
-        if before.name != field.name:
-            renames.append(RenameColumn(before.name, field.name))
-    dropped = [DropColumn(field.name) for field in old if column_id(field) not in kept]
-    return [*changes, *dropped, *renames, *added]
-
-
-def read_as(batch: pa.RecordBatch, *, written: pa.Schema, wanted: pa.Schema) -> pa.RecordBatch:
-    """Return `batch`, written under one schema, under another one of the same topic."""
-    return plan_read(written, wanted)(batch)
 
 
 PLANS_MAX: Final = 1024
@@ -318,11 +270,6 @@ def _widened(field: pa.Field, change: WidenColumn) -> pa.DataType:
 
 def _type_of(declared: str | pa.DataType) -> pa.DataType:
     return declared if isinstance(declared, pa.DataType) else parse_type(declared)
-
-
-def _same_type(left: pa.DataType, right: pa.DataType) -> bool:
-    one, other = (strip_ids(pa.schema([pa.field("c", kind)])) for kind in (left, right))
-    return bool(one.equals(other))
 
 
 def _index_of(fields: list[pa.Field], name: str) -> int:

@@ -419,20 +419,12 @@ class RowEncoder:
             raise InvalidRequest("row is too large", bytes=len(packed), bytes_max=self._bytes_max)
         return values, packed
 
-    def size(self, values: Row) -> int:
-        """Return the bytes that validated values take in the compact form."""
-        return len(_pack_value(values))
-
     def pack(self, values: Row) -> bytes:
         """Return validated values in the compact form, one msgpack array."""
         return _pack_value(values)
 
-    def pack_rows(self, rows: Sequence[Row]) -> bytes:
-        """Return validated rows in the compact form; equals `join_packed` of each one's `pack`."""
-        return _pack_value(rows)
-
     def unpack_rows(self, data: bytes | bytearray | memoryview) -> list[Row]:
-        """Return the rows that `pack_rows` or `join_packed` wrote under this schema.
+        """Return the rows that `join_packed` wrote under this schema.
 
         Raises:
             CorruptionError: if the bytes are not such rows.
