@@ -15,7 +15,7 @@ import pyarrow as pa
 from frazil.log import STATE_FREED, STATE_HOLD, STATE_PRODUCER, Places, encode_checkpoint, footer_of
 from frazil.log import format as fmt
 from frazil.model import TopicSpec
-from frazil.schema import Message, pack_messages
+from frazil.schema import Message, join_packed, pack_messages
 from tests.fuzz.run import CORPUS, corpus
 from tests.fuzz.serve_seeds import serve_seeds
 from tests.fuzz.targets import ENCODER, SCHEMA, _frame, _state
@@ -61,7 +61,7 @@ def seeds():
         _frame(fmt.KIND_ROWS, fmt.plain_payload([b"a"]), topic=1, count=1, flags=fmt.FLAG_PLAIN),
         _frame(fmt.KIND_MARKER, b"", lsn=1, synced=1),
     ]
-    packed = ENCODER.pack_rows([ENCODER.values(row)])
+    packed = join_packed([ENCODER.encode(row)[1]])
     return {
         "frames": [b"".join(frames), b"\x01\x04\x01\x01\x01\x00\x00\x00abcd" * 3],
         "state": [encode_checkpoint(_state(), lsn=7), footer, b"".join(controls), *controls],

@@ -214,7 +214,7 @@ def test_no_event_crashes_the_reader(value, key):
     """It is read, and then prepared, or refused as an invalid request."""
     codec = topic_codec(COLUMNS, KEY)[0].columns.keyed.changes
     try:
-        for raw in DebeziumReader(codec).read(value, key):
+        for raw in DebeziumReader(codec.schema, KEY).read(value, key):
             step = step_of(codec, raw)
             assert isinstance(step, Move) or step.op == raw.op
     except InvalidRequest as error:

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import math
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -22,7 +23,6 @@ from frazil.schema import (
     cell_check,
     column_id,
     declare_schema,
-    diff_schema,
     evolve,
     join_packed,
     last_id,
@@ -31,7 +31,7 @@ from frazil.schema import (
     parse_csv_row,
     parse_json_row,
     parse_partition_spec,
-    read_as,
+    plan_read,
     strip_ids,
     to_batches,
     unpack_messages,
@@ -151,8 +151,8 @@ def test_packed_rows_unpack_unchanged(table):
     schema, rows = table
     encoder = RowEncoder(schema)
     encoded = [encoder.encode(row) for row in rows]
-    data = encoder.pack_rows([values for values, _ in encoded])
-    assert join_packed([packed for _, packed in encoded]) == data
+    data = join_packed([packed for _, packed in encoded])
+    assert data == msgspec.msgpack.encode([values for values, _ in encoded])
     unpacked = encoder.unpack_rows(data)
     assert _same(unpacked, [values for values, _ in encoded])
     assert _same(encoder.batch(unpacked).to_pylist(), rows)
@@ -287,9 +287,8 @@ def test_evolution_equals_a_model_by_id(changes):
         assert not fresh & given_ids, "an id was given twice"
         given_ids |= fresh
         assert last_id(after) >= max(given_ids)
-        assert evolve(schema, diff_schema(schema, after)).equals(after, check_metadata=True)
         schema = after
-    found = read_as(batch, written=start, wanted=schema)
+    found = plan_read(start, schema)(batch)
     found.validate(full=True)
     expected = {field.name: values.get(column_id(field), [None, None]) for field in schema}
     assert found.to_pydict() == expected

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from frazil.log.codec import Entry
     from frazil.model import Ack
     from frazil.subscribe import FailurePolicy
-    from frazil.tiers import KeyLookup
+    from frazil.tiers import KeyLookup, TopicTiers
     from frazil.topic import Prepared, Step, TopicRuntime
 
 LAKE_HOLD: Final = "lake"
@@ -498,7 +498,7 @@ class Topic(TopicHandle):
 
     def _lookup(self) -> KeyLookup:
         check_there(self._runtime)
-        tiers = self._runtime.tiers
+        tiers: TopicTiers | None = self._runtime.tiers
         if tiers is None:
             raise InvalidRequest("look-ups need the memory tier, set memory.enabled")
         if tiers.lookup is None:

@@ -403,7 +403,7 @@ class LakeTopic:
             return True
         # Since the last cut, not since its commit was done: no record waits for longer than that.
         since = now - max(self._cut_at, self._behind_since)
-        if since >= self._lake.tiers.disk_limits(self._parts()[0]).flush_interval:
+        if since >= self._lake.tiers.limits(self._parts()[0]).flush_interval:
             self._flush(now)
             return True
         return any(

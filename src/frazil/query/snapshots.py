@@ -306,7 +306,8 @@ def _info(runtimes: Sequence[TopicRuntime]) -> TopicInfo:
 def _tiers_of(runtime: TopicRuntime) -> TopicTiers:
     if runtime.tiers is None:
         raise InvalidRequest("SQL needs the memory tier, set memory.enabled")
-    return runtime.tiers
+    tiers: TopicTiers = runtime.tiers
+    return tiers
 
 
 def _lookup_of(runtime: TopicRuntime) -> KeyLookup:

@@ -10,14 +10,11 @@ only, so the lake stores them in the narrower of the two that holds all their va
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
 from typing import Final
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -35,6 +32,8 @@ __all__ = [
     "field_with_ids",
     "ids_of",
     "infer_schema",
+    "is_bytes",
+    "is_text",
     "last_id",
     "map_children",
     "normal_name",
@@ -80,6 +79,7 @@ _WORDS: Final[dict[str, pa.DataType]] = {
     "date": pa.date32(),
     "date32": pa.date32(),
     "time": pa.time64("us"),
+    "time64[us]": pa.time64("us"),
     "timestamp": pa.timestamp("us"),
     "timestamptz": pa.timestamp("us", "UTC"),
 }
@@ -95,8 +95,18 @@ _CANONICAL: Final[dict[pa.DataType, str]] = {
     pa.timestamp("us"): "timestamp",
     pa.timestamp("us", "UTC"): "timestamptz",
 }
-_TOKEN: Final = re.compile(
-    r'\s*(?:(?P<word>\w+)|(?P<quoted>"(?:[^"\\]|\\.)*")|(?P<sign>[<>()\[\],:/+-]))'
+_NOT_NULL: Final = re.compile(r"\s+not\s+null\s*\Z", re.IGNORECASE)
+_NESTED: Final = re.compile(r"(list|array|map|struct)\s*<(.*)>\Z", re.IGNORECASE | re.DOTALL)
+_CHILD: Final = re.compile(r'\s*(\w+|"(?:[^"\\]|\\.)*")\s*:(.*)\Z', re.DOTALL)
+_SIGN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[<>()\[\],]')
+_DECIMAL: Final = re.compile(
+    r"(?:decimal|decimal128|numeric)\s*\(\s*(\d{1,3})\s*(?:,\s*(\d{1,3})\s*)?\)\Z", re.ASCII
+)
+_FIXED: Final = re.compile(
+    r"(?:fixed|fixed_size_binary)\s*\[\s*(\d{1,7})\s*\]\Z", re.ASCII | re.IGNORECASE
+)
+_ANY_TIMESTAMP: Final = re.compile(
+    r"timestamp\s*\[\s*(s|ms|us|ns)\s*(?:,\s*([\w/:+-]+)\s*)?\]\Z", re.IGNORECASE
 )
 _PLAIN_NAME: Final = re.compile(r"\w+\Z")
 _TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:,\s*tz=(.+))?\]\Z")
@@ -113,10 +123,77 @@ def parse_type(text: str) -> pa.DataType:
 
 def parse_field(name: str, text: str) -> pa.Field:
     """Return the column `name` of the type in `text`, which may end in `not null`."""
-    parser = _Parser(text, column=name)
-    data_type, nullable = parser.typed(depth=0)
-    parser.expect_end()
-    return pa.field(name, data_type, nullable=nullable)
+    if not isinstance(text, str):
+        raise InvalidRequest(
+            "column type must be text or an Arrow type", column=name, got=type(text).__name__
+        )
+    if len(text) > TYPE_TEXT_CHARACTERS_MAX:
+        raise InvalidRequest("column type text is too long", column=name)
+    try:
+        return _typed(name, text, 0)
+    except ValueError as error:
+        facts = {"column": name} if name else {}
+        raise InvalidRequest("column type is not known", **facts, type=text, part=error) from None
+
+
+def _typed(name: str, text: str, depth: int) -> pa.Field:
+    """Return the field of a type and its optional `not null`; ValueError names what is no type."""
+    body = text.strip()
+    required = _NOT_NULL.search(body)
+    if required is not None:
+        body = body[: required.start()]
+    return pa.field(name, _type_in(body, depth), nullable=required is None)
+
+
+def _type_in(text: str, depth: int) -> pa.DataType:
+    word = text.lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    nested = _NESTED.match(text)
+    if nested is not None and depth < DEPTH_MAX:
+        return _nested_type(nested[1].lower(), _split(nested[2]), depth + 1)
+    decimal = _DECIMAL.match(word)
+    if decimal is not None:
+        precision, scale = int(decimal[1]), int(decimal[2] or 0)
+        if 1 <= precision <= DECIMAL_PRECISION_MAX and scale <= precision:
+            return pa.decimal128(precision, scale)
+    fixed = _FIXED.match(word)
+    if fixed is not None and 1 <= int(fixed[1]) <= 1 << 20:
+        return pa.binary(int(fixed[1]))
+    timestamp = _ANY_TIMESTAMP.match(text)
+    if timestamp is not None:
+        return pa.timestamp(timestamp[1].lower(), timestamp[2])
+    raise ValueError(text)
+
+
+def _nested_type(word: str, parts: list[str], depth: int) -> pa.DataType:
+    if word == "struct":
+        return pa.struct([_struct_child(part, depth) for part in parts if part or len(parts) > 1])
+    if word == "map" and len(parts) == 2:
+        return pa.map_(_typed("key", parts[0], depth).type, _typed("value", parts[1], depth))
+    if word in {"list", "array"} and len(parts) == 1:
+        return pa.list_(_typed("item", parts[0], depth))
+    raise ValueError(f"{word}<{','.join(parts)}>")
+
+
+def _struct_child(text: str, depth: int) -> pa.Field:
+    match = _CHILD.match(text)
+    if match is None:
+        raise ValueError(text)
+    name = json.loads(match[1]) if match[1].startswith('"') else match[1]
+    return _typed(name, match[2], depth)
+
+
+def _split(text: str) -> list[str]:
+    """Return the parts between the commas that are inside of no brackets and no quotes."""
+    parts, start, depth = [], 0, 0
+    for match in _SIGN.finditer(text):
+        sign = match[0]
+        if sign == "," and not depth:
+            parts.append(text[start : match.start()])
+            start = match.end()
+        depth += (sign in "<([") - (sign in ">)]")
+    return [*parts, text[start:]]
 
 
 def type_name(data_type: pa.DataType) -> str:
@@ -150,167 +227,6 @@ def _named(field: pa.Field) -> str:
 
 def _quoted(name: str) -> str:
     return name if _PLAIN_NAME.match(name) else json.dumps(name, ensure_ascii=False)
-
-
-class _Parser:
-    """A recursive descent over the tokens of one type text."""
-
-    def __init__(self, text: str, *, column: str) -> None:
-        if not isinstance(text, str):
-            raise InvalidRequest(
-                "column type must be text or an Arrow type", column=column, got=type(text).__name__
-            )
-        if len(text) > TYPE_TEXT_CHARACTERS_MAX:
-            raise InvalidRequest("column type text is too long", column=column)
-        self._text = text
-        self._column = column
-        self._tokens = self._split(text)
-        self._index = 0
-
-    def typed(self, *, depth: int) -> tuple[pa.DataType, bool]:
-        """Read one type and its optional `not null`."""
-        if depth > DEPTH_MAX:
-            raise self._error("column type is nested too deeply")
-        word = self._take().lower()
-        data_type = self._type_of(word, depth=depth)
-        if self._peek().lower() != "not":
-            return data_type, True
-        self._take()
-        if self._take().lower() != "null":
-            raise self._error("column type says 'not' without 'null'")
-        return data_type, False
-
-    def expect_end(self) -> None:
-        """Refuse text behind the type."""
-        if self._index != len(self._tokens):
-            raise self._error("column type has text behind its end")
-
-    def _type_of(self, word: str, *, depth: int) -> pa.DataType:
-        if word in {"list", "array"}:
-            self._expect("<")
-            data_type, nullable = self.typed(depth=depth + 1)
-            self._expect(">")
-            return pa.list_(pa.field("item", data_type, nullable=nullable))
-        if word == "map":
-            self._expect("<")
-            key, _ = self.typed(depth=depth + 1)
-            self._expect(",")
-            data_type, nullable = self.typed(depth=depth + 1)
-            self._expect(">")
-            return pa.map_(key, pa.field("value", data_type, nullable=nullable))
-        if word == "struct":
-            return pa.struct(self._children(depth=depth))
-        if word in {"decimal", "decimal128", "numeric"}:
-            return self._decimal()
-        if word in {"fixed", "fixed_size_binary"}:
-            return pa.binary(self._number_in("[", "]"))
-        if word == "timestamp" and self._peek() == "[":
-            return self._timestamp()
-        if word == "time64" and self._peek() == "[":
-            self._expect("[")
-            unit = self._take()
-            self._expect("]")
-            if unit == "us":
-                return pa.time64("us")
-        found = _WORDS.get(word)
-        if found is None:
-            raise self._error("column type is not known", word=word)
-        return found
-
-    def _children(self, *, depth: int) -> list[pa.Field]:
-        self._expect("<")
-        children: list[pa.Field] = []
-        while self._peek() != ">":
-            if children:
-                self._expect(",")
-            name = self._take()
-            if name.startswith('"'):
-                name = self._unquoted(name)
-            self._expect(":")
-            data_type, nullable = self.typed(depth=depth + 1)
-            children.append(pa.field(name, data_type, nullable=nullable))
-        self._expect(">")
-        return children
-
-    def _decimal(self) -> pa.DataType:
-        self._expect("(")
-        precision = self._number()
-        scale = 0
-        if self._peek() == ",":
-            self._take()
-            scale = self._number()
-        self._expect(")")
-        if not 1 <= precision <= DECIMAL_PRECISION_MAX or scale > precision:
-            raise self._error(
-                "decimal needs 1 <= precision <= 38 and scale <= precision",
-                precision=precision,
-                scale=scale,
-            )
-        return pa.decimal128(precision, scale)
-
-    def _timestamp(self) -> pa.DataType:
-        self._expect("[")
-        unit = self._take()
-        zone = ""
-        if self._peek() == ",":
-            self._take()
-            while self._peek() not in {"]", ""}:
-                zone += self._take()
-        self._expect("]")
-        if unit not in {"s", "ms", "us", "ns"}:
-            raise self._error("timestamp unit must be s, ms, us or ns", unit=unit)
-        return pa.timestamp(unit, zone or None)
-
-    def _number_in(self, opening: str, closing: str) -> int:
-        self._expect(opening)
-        number = self._number()
-        self._expect(closing)
-        if not 1 <= number <= 1 << 20:
-            raise self._error("length must be between 1 and 1048576", length=number)
-        return number
-
-    def _number(self) -> int:
-        token = self._take()
-        if not token.isascii() or not token.isdigit() or len(token) > len(str(1 << 20)):
-            raise self._error("column type needs a number", found=token)
-        return int(token)
-
-    def _unquoted(self, token: str) -> str:
-        try:
-            return str(json.loads(token))
-        except ValueError:
-            raise self._error("quoted name is not a JSON string", name=token) from None
-
-    def _split(self, text: str) -> list[str]:
-        tokens: list[str] = []
-        position = 0
-        stop = len(text.rstrip())
-        while position < stop:
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise self._error("column type has a character that fits nowhere", at=position)
-            tokens.append(match[0].lstrip())
-            position = match.end()
-        return tokens
-
-    def _peek(self) -> str:
-        return self._tokens[self._index] if self._index < len(self._tokens) else ""
-
-    def _take(self) -> str:
-        token = self._peek()
-        if not token:
-            raise self._error("column type ends too early")
-        self._index += 1
-        return token
-
-    def _expect(self, sign: str) -> None:
-        if self._peek() != sign:
-            raise self._error(f"column type needs {sign!r}", found=self._peek() or "end of text")
-        self._index += 1
-
-    def _error(self, message: str, **details: object) -> InvalidRequest:
-        facts = {"column": self._column} if self._column else {}
-        return InvalidRequest(message, **facts, type=self._text, **details)
 
 
 ID_KEY: Final = b"frazil.id"
@@ -410,6 +326,17 @@ def column_of(schema: pa.Schema, name: str) -> pa.Field:
 def strip_ids(schema: pa.Schema) -> pa.Schema:
     """Return `schema` without ids or any other metadata, as a user would have written it."""
     return pa.schema([_stripped(field) for field in schema])
+
+
+def is_bytes(data_type: pa.DataType) -> bool:
+    """Tell whether a type holds bytes, of a fixed length or not."""
+    kinds = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary)
+    return any(is_kind(data_type) for is_kind in kinds)
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Tell whether a type holds text."""
+    return bool(pt.is_string(data_type) or pt.is_large_string(data_type))
 
 
 def map_children(data_type: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType:
@@ -665,21 +592,6 @@ def _check_primary_key(schema: pa.Schema, keys: tuple[str, ...]) -> None:
             )
 
 
-DECIMAL_PRECISION: Final = 38
-_SCALARS: Final[tuple[tuple[type, pa.DataType], ...]] = (
-    # The order matters: bool is an int, and datetime is a date.
-    (bool, pa.bool_()),
-    (int, pa.int64()),
-    (float, pa.float64()),
-    (str, pa.string()),
-    (bytes, pa.binary()),
-    (bytearray, pa.binary()),
-    (memoryview, pa.binary()),
-    (dt.date, pa.date32()),
-    (dt.time, pa.time64("us")),
-)
-
-
 def infer_schema(
     *rows: Mapping[str, object],
     limits: IngestLimits = LIMITS_DEFAULT,
@@ -701,64 +613,37 @@ def infer_schema(
         for name, value in row.items():
             if not isinstance(name, str):
                 raise InvalidRequest("column name must be a string", got=type(name).__name__)
-            inferred = _type_of(value, path=name, limits=limits, depth=1)
-            found[name] = _merged(found.get(name, pa.null()), inferred, path=name)
+            merged = _merged(found.get(name, pa.null()), _type_of(name, value), path=name)
+            found[name] = merged
     for name, data_type in found.items():
         _refuse_null(data_type, path=name)
     return declare_schema(found, limits=limits, primary_key=primary_key)
 
 
-def _type_of(value: object, *, path: str, limits: IngestLimits, depth: int) -> pa.DataType:
-    if depth > limits.nesting_max:
+def _type_of(name: str, value: object) -> pa.DataType:
+    try:
+        return _wide(pa.infer_type([value]))
+    except (pa.ArrowException, ValueError, TypeError, RecursionError) as error:
         raise InvalidRequest(
-            "value is nested too deeply", column=path, nesting_max=limits.nesting_max
-        )
-    if value is None:
-        return pa.null()
-    if isinstance(value, dt.datetime):
-        return pa.timestamp("us", None if value.utcoffset() is None else "UTC")
-    if isinstance(value, Decimal):
-        return _decimal_type(value, path=path)
-    if isinstance(value, UUID):
-        raise InvalidRequest("column type cannot be inferred, use str(uuid)", column=path)
-    for kind, data_type in _SCALARS:
-        if isinstance(value, kind):
-            return data_type
-    if isinstance(value, Mapping):
-        return _struct_type(value, path=path, limits=limits, depth=depth)
-    if isinstance(value, (list, tuple)):
-        item: pa.DataType = pa.null()
-        for element in value:
-            inferred = _type_of(element, path=f"{path}.item", limits=limits, depth=depth + 1)
-            item = _merged(item, inferred, path=f"{path}.item")
-        return pa.list_(item)
-    raise InvalidRequest(
-        "column type cannot be inferred, declare the column", column=path, got=type(value).__name__
-    )
+            "column type cannot be inferred, declare the column",
+            column=name,
+            got=type(value).__name__,
+            cause=error,
+        ) from error
 
 
-def _decimal_type(value: Decimal, *, path: str) -> pa.DataType:
-    exponent = value.as_tuple().exponent
-    if not isinstance(exponent, int):
-        raise InvalidRequest("decimal must be finite", column=path, got=value)
-    scale = max(0, -exponent)
-    if max(scale, value.adjusted() + 1 + scale) > DECIMAL_PRECISION:
-        raise InvalidRequest("decimal has more than 38 digits", column=path, got=value)
-    return pa.decimal128(DECIMAL_PRECISION, scale)
-
-
-def _struct_type(
-    value: Mapping[str, object], *, path: str, limits: IngestLimits, depth: int
-) -> pa.DataType:
-    fields: list[pa.Field] = []
-    for name, child in value.items():
-        if not isinstance(name, str):
-            raise InvalidRequest(
-                "struct field name must be a string", column=path, got=type(name).__name__
-            )
-        inner = _type_of(child, path=f"{path}.{name}", limits=limits, depth=depth + 1)
-        fields.append(pa.field(name, inner))
-    return pa.struct(fields)
+def _wide(data_type: pa.DataType) -> pa.DataType:
+    """Return an inferred type with all digits of a decimal, UTC and microseconds."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        raise TypeError("extension type")
+    if pt.is_decimal(data_type):
+        if data_type.precision > DECIMAL_PRECISION_MAX:
+            raise ValueError("more than 38 digits")
+        return pa.decimal128(DECIMAL_PRECISION_MAX, data_type.scale)
+    if pt.is_timestamp(data_type):
+        aware = data_type.tz is not None
+        return pa.timestamp("us", "UTC" if aware else None)
+    return map_children(data_type, lambda field: field.with_type(_wide(field.type)))
 
 
 def _merged(left: pa.DataType, right: pa.DataType, *, path: str) -> pa.DataType:
@@ -770,7 +655,7 @@ def _merged(left: pa.DataType, right: pa.DataType, *, path: str) -> pa.DataType:
     if {left, right} == {pa.int64(), pa.float64()}:
         return pa.float64()
     if pa.types.is_decimal(left) and pa.types.is_decimal(right):
-        return pa.decimal128(DECIMAL_PRECISION, max(left.scale, right.scale))
+        return pa.decimal128(DECIMAL_PRECISION_MAX, max(left.scale, right.scale))
     if pa.types.is_list(left) and pa.types.is_list(right):
         return pa.list_(_merged(left.value_type, right.value_type, path=f"{path}.item"))
     if pa.types.is_struct(left) and pa.types.is_struct(right):

@@ -1,6 +1,6 @@
 """Debezium's change events to operations of a keyed topic.
 
-    reader = DebeziumReader(keyed.changes)                # of one schema version
+    reader = DebeziumReader(schema, key_names)            # of one schema version
     for raw in reader.read(event_value, key=event_key):   # JSON text, bytes or a parsed dict
         change = keyed.changes.prepare(raw.op, raw.key, raw.row)
 
@@ -8,8 +8,9 @@
 `d` a delete. An update whose `before` has another key names the new one among its columns: the row
 moves, `ChangeCodec.prepare_move` takes it. A tombstone (no value) gives nothing, for the delete came
 before it; so does `m`, a message beside the tables. An event may come with its schema
-(`{"schema", "payload"}`) or without. With it, `debezium_values` learns from it how dates, times and
-decimals are written; without it, the options say so, and nothing is guessed.
+(`{"schema", "payload"}`) or without. With it, dates, times and decimals
+are read as their logical types say; without it, a number counts in the column's unit and a text
+holds digits.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -27,23 +29,9 @@ import pyarrow.types as pt
 from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, OP_UPSERT
 from frazil.schema.columns import type_name
-from frazil.schema.json_rows import JsonRowReader, parse_json_row
+from frazil.schema.json_rows import Convert, json_converter, parse_json_row
 
-if TYPE_CHECKING:
-    from frazil.topic import ChangeCodec
-
-__all__ = [
-    "DebeziumReader",
-    "Decimals",
-    "Logical",
-    "RawChange",
-    "Times",
-    "ValueReader",
-    "is_unavailable",
-]
-
-Times = Literal["column", "s", "ms", "us", "ns"]
-Decimals = Literal["string", "base64"]
+__all__ = ["UNAVAILABLE", "DebeziumReader", "RawChange"]
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 _UNAVAILABLE: Final = frozenset({UNAVAILABLE, base64.b64encode(UNAVAILABLE.encode()).decode()})
@@ -73,92 +61,62 @@ _UNITS: Final = {
 }
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 
-_Convert = Callable[[object], object]
+Logical = tuple[str, int]
+"""A field's logical type, and the scale of a decimal, -1 if it has none."""
+Json = bytes | bytearray | memoryview | str
+_WHOLE: Final = {"c": OP_INSERT, "r": OP_UPSERT}
+_SHAPES_MAX: Final = 256
 
 
-class Logical(NamedTuple):
-    """A field's logical type, and the scale of a decimal if it has one."""
-
-    name: str
-    scale: int = -1
-
-    @classmethod
-    def of(cls, field: Mapping[str, Any]) -> Logical:
-        """Return the logical type that a field of an event's schema names."""
-        parameters = field.get("parameters")
-        scale = parameters.get("scale") if isinstance(parameters, Mapping) else None
-        try:
-            return cls(str(field["name"]), -1 if scale is None else int(scale))
-        except (TypeError, ValueError):
-            raise InvalidRequest("schema of the event has no valid scale", scale=scale) from None
+def _logical(field: Mapping[str, Any]) -> Logical:
+    """Return the logical type that a field of an event's schema names."""
+    parameters = field.get("parameters")
+    scale = parameters.get("scale") if isinstance(parameters, Mapping) else None
+    try:
+        return str(field["name"]), -1 if scale is None else int(scale)
+    except (TypeError, ValueError):
+        raise InvalidRequest("schema of the event has no valid scale", scale=scale) from None
 
 
-class ValueReader:
-    """Turns the values of rows into those that `RowEncoder` takes."""
-
-    __slots__ = ("_convert",)
-
-    def __init__(
-        self,
-        schema: pa.Schema,
-        told: Mapping[str, Logical],
-        *,
-        times: Times,
-        decimals: Decimals,
-    ) -> None:
-        if times not in {"column", "s", "ms", "us", "ns"} or decimals not in {"string", "base64"}:
-            raise InvalidRequest("unknown option for events", times=times, decimals=decimals)
-        self._convert: dict[str, _Convert] = {}
-        for field in schema:
-            logical = told.get(field.name)
-            convert = _converter(field, logical, times=times, decimals=decimals)
-            if convert is not None:
-                self._convert[field.name] = convert
-
-    def read(self, row: Mapping[str, Any]) -> dict[str, object]:
-        """Return the row with values of the columns' types; unknown columns are left for others.
-
-        Raises:
-            InvalidRequest: with the column whose value does not parse.
-        """
-        convert = self._convert
-        return {
-            name: convert[name](value) if value is not None and name in convert else value
-            for name, value in row.items()
-        }
+def _converters(schema: pa.Schema, told: Mapping[str, Logical]) -> dict[str, Convert]:
+    """Return what turns the values of rows into those that `RowEncoder` takes, by column."""
+    found = {field.name: _converter(field, told.get(field.name)) for field in schema}
+    return {name: convert for name, convert in found.items() if convert is not None}
 
 
-def is_unavailable(value: object) -> bool:
+def _read_row(convert: Mapping[str, Convert], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with values of the columns' types; unknown columns are left for others."""
+    return {
+        name: convert[name](value) if value is not None and name in convert else value
+        for name, value in row.items()
+    }
+
+
+def _is_unavailable(value: object) -> bool:
     """Tell whether a value stands for one that did not change and was not sent."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return isinstance(value, str) and value in _UNAVAILABLE
 
 
-def _converter(
-    field: pa.Field, logical: Logical | None, *, times: Times, decimals: Decimals
-) -> _Convert | None:
+def _converter(field: pa.Field, logical: Logical | None) -> Convert | None:
     data_type = field.type
-    texts = _from_text(field)
+    from_text = json_converter(data_type, path=field.name)
+    if from_text is None:
+        return None
     if pt.is_date(data_type) or pt.is_timestamp(data_type) or pt.is_time(data_type):
-        unit = _unit(data_type, logical, times)
-        return _numbers_or(lambda count: _temporal(count, unit, field), texts)
+        unit = _DAY if pt.is_date(data_type) else str(data_type.unit)
+        return partial(_time, field, unit if logical is None else _UNITS.get(logical[0]), from_text)
     if pt.is_decimal(data_type):
-        return _decimal_converter(field, logical, decimals, texts)
-    return texts
+        return partial(_decimal, field, logical, from_text)
+    return from_text
 
 
-def _from_text(field: pa.Field) -> _Convert:
-    """Return the conversion of JSON rows, for one column."""
-    reader = JsonRowReader(pa.schema([field]))
-    name = field.name
-
-    def convert(value: object) -> object:
-        if isinstance(value, str) and pt.is_temporal(field.type):
-            value = _short_fraction(value)
-        return reader.convert({name: value})[name]
-
-    return convert
+def _time(field: pa.Field, unit: str | None, from_text: Convert, value: object) -> object:
+    """Return a number of units, or a text, as the column's type."""
+    if type(value) is int:
+        return _temporal(value, unit, field)
+    return from_text(_short_fraction(value) if isinstance(value, str) else value)
 
 
 def _short_fraction(text: str) -> str:
@@ -168,24 +126,6 @@ def _short_fraction(text: str) -> str:
     if len(digits) <= 6 or digits[6:].strip("0"):
         return text
     return whole + point + digits[:6] + rest[len(digits) :]
-
-
-def _numbers_or(from_number: Callable[[int], object], from_text: _Convert) -> _Convert:
-    def convert(value: object) -> object:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return from_number(value)
-        return from_text(value)
-
-    return convert
-
-
-def _unit(data_type: pa.DataType, logical: Logical | None, times: Times) -> str | None:
-    """Return what numbers count; None for a logical type whose numbers are no point in time."""
-    if logical is not None:
-        return _UNITS.get(logical.name)
-    if pt.is_date(data_type):
-        return _DAY
-    return str(data_type.unit) if times == "column" else times
 
 
 def _temporal(count: int, unit: str | None, field: pa.Field) -> object:
@@ -226,25 +166,16 @@ def _beyond(value: int, field: pa.Field) -> InvalidRequest:
     )
 
 
-def _decimal_converter(
-    field: pa.Field, logical: Logical | None, decimals: Decimals, from_text: _Convert
-) -> _Convert:
-    scale = field.type.scale
-    coded = decimals == "base64" if logical is None else logical.name == _DECIMAL
-    if logical is not None and logical.scale >= 0:
-        scale = logical.scale
-
-    def convert(value: object) -> object:
-        if isinstance(value, Mapping):
-            # VariableScaleDecimal: the value brings its scale along.
-            own = value.get("scale")
-            if set(value) == {"scale", "value"} and type(own) is int:
-                return _from_base64(value["value"], own, field)
-        elif coded and isinstance(value, str):
-            return _from_base64(value, scale, field)
-        return from_text(value)
-
-    return convert
+def _decimal(field: pa.Field, logical: Logical | None, from_text: Convert, value: object) -> object:
+    """Return a decimal from digits, from base64, or from a value that brings its scale along."""
+    if isinstance(value, Mapping):
+        own = value.get("scale")
+        if set(value) == {"scale", "value"} and type(own) is int:
+            return _from_base64(value["value"], own, field)
+    elif logical is not None and logical[0] == _DECIMAL and isinstance(value, str):
+        scale = field.type.scale if logical[1] < 0 else logical[1]
+        return _from_base64(value, scale, field)
+    return from_text(value)
 
 
 def _from_base64(value: object, scale: int, field: pa.Field) -> Decimal:
@@ -256,16 +187,9 @@ def _from_base64(value: object, scale: int, field: pa.Field) -> Decimal:
         except (binascii.Error, ValueError):
             data = None
     if not data or len(data) > DECIMAL_BYTES_MAX:
-        raise InvalidRequest(
-            "text is not the base64 of a decimal, see the option decimals", column=field.name
-        )
+        raise InvalidRequest("text is not the base64 of a decimal", column=field.name)
     number = Decimal(int.from_bytes(data, "big", signed=True))
     return number.scaleb(-scale, context=_EXACT)
-
-
-Json = bytes | bytearray | memoryview | str
-_WHOLE: Final = {"c": OP_INSERT, "r": OP_UPSERT}
-_SHAPES_MAX: Final = 256
 
 
 class RawChange(NamedTuple):
@@ -283,21 +207,11 @@ class RawChange(NamedTuple):
 class DebeziumReader:
     """Reads the events of one table under one schema version. Safe to share between threads."""
 
-    __slots__ = ("_key_names", "_plain", "_schema", "_shapes", "_times")
-
-    def __init__(
-        self, codec: ChangeCodec, *, times: Times = "column", decimals: Decimals = "string"
-    ) -> None:
-        """Take how events without a schema write times and decimals.
-
-        `times` is the unit of numbers in timestamp and time columns, `column` for that of the
-        column; `decimals` is `string` for digits, `base64` for Debezium's precise mode.
-        """
-        self._schema = codec.schema
-        self._key_names = codec.shape.names
-        self._times: Times = times
-        self._plain = ValueReader(codec.schema, {}, times=times, decimals=decimals)
-        self._shapes: dict[tuple[tuple[str, Logical], ...], ValueReader] = {}
+    def __init__(self, schema: pa.Schema, key_names: Sequence[str]) -> None:
+        self._schema = schema
+        self._key_names = key_names
+        self._plain = _converters(schema, {})
+        self._shapes: dict[tuple[tuple[str, Logical], ...], dict[str, Convert]] = {}
 
     def read(
         self, value: Json | Mapping[str, Any] | None, key: Json | Mapping[str, Any] | None = None
@@ -321,10 +235,10 @@ class DebeziumReader:
         values = self._values(schema)
         if op in _WHOLE:
             row = self._needed(after, "after", op)
-            missing = next((name for name in row if is_unavailable(row[name])), None)
+            missing = next((name for name in row if _is_unavailable(row[name])), None)
             if missing is not None:
                 raise InvalidRequest("event lacks a value of a new row", column=missing, op=op)
-            return [RawChange(_WHOLE[op], {}, values.read(row))]
+            return [RawChange(_WHOLE[op], {}, _read_row(values, row))]
         if op == "u":
             return self._update(before, self._needed(after, "after", op), values)
         if op == "d":
@@ -334,30 +248,30 @@ class DebeziumReader:
         raise InvalidRequest("event has no known operation", op=op, allowed="c|r|u|d|m")
 
     def _update(
-        self, before: Mapping[str, Any] | None, after: Mapping[str, Any], values: ValueReader
+        self, before: Mapping[str, Any] | None, after: Mapping[str, Any], values: dict[str, Convert]
     ) -> list[RawChange]:
         """Return an update of the columns that came, under the key that the row had before."""
         names = self._key_names
         old = before if before is not None and all(name in before for name in names) else after
-        key = values.read(self._key_part(old, "after" if old is after else "before"))
+        key = _read_row(values, self._key_part(old, "after" if old is after else "before"))
         named: dict[str, Any] = {}
         for name, value in after.items():
-            if not is_unavailable(value):
+            if not _is_unavailable(value):
                 named[name] = value
-            elif old is not after and old.get(name) is not None and not is_unavailable(old[name]):
+            elif old is not after and old.get(name) is not None and not _is_unavailable(old[name]):
                 # A null there may stand for a column that the source does not log.
                 named[name] = old[name]
             elif name in names:
                 raise InvalidRequest("event lacks a key column", column=name, place="after")
             # Else it did not change, and is not sent because it is large: it stays as it is.
         self._key_part(named, "after")
-        return [RawChange(OP_UPDATE, key, values.read(named))]
+        return [RawChange(OP_UPDATE, key, _read_row(values, named))]
 
     def _deleted(
-        self, before: Mapping[str, Any] | None, key: object, values: ValueReader
+        self, before: Mapping[str, Any] | None, key: object, values: dict[str, Convert]
     ) -> dict[str, object]:
         if before is not None and all(name in before for name in self._key_names):
-            return values.read(self._key_part(before, "before"))
+            return _read_row(values, self._key_part(before, "before"))
         own, schema = _unwrapped(key, "key")
         if own is None:
             raise InvalidRequest(
@@ -366,7 +280,7 @@ class DebeziumReader:
             )
         if schema is not None:
             values = self._values_of(_fields(schema))
-        return values.read(self._key_part(own, "key"))
+        return _read_row(values, self._key_part(own, "key"))
 
     def _key_part(self, row: Mapping[str, Any], place: str) -> dict[str, Any]:
         try:
@@ -379,7 +293,7 @@ class DebeziumReader:
             raise InvalidRequest(f"event has no {place}", op=op)
         return row
 
-    def _values(self, schema: object) -> ValueReader:
+    def _values(self, schema: object) -> dict[str, Convert]:
         if schema is None:
             return self._plain
         for field in _fields(schema):
@@ -387,17 +301,16 @@ class DebeziumReader:
                 return self._values_of(_fields(field))
         return self._plain
 
-    def _values_of(self, fields: list[Mapping[str, Any]]) -> ValueReader:
-        """Return the reader for the logical types that a schema tells, made once for each."""
-        told = {str(f["field"]): Logical.of(f) for f in fields if "field" in f and f.get("name")}
+    def _values_of(self, fields: list[Mapping[str, Any]]) -> dict[str, Convert]:
+        """Return the converters for the logical types of a schema, made once for each."""
+        told = {str(f["field"]): _logical(f) for f in fields if "field" in f and f.get("name")}
         shape = tuple(sorted(told.items()))
-        reader = self._shapes.get(shape)
-        if reader is None:
-            # A decimal in bytes has its logical type: without one, a text holds digits.
-            reader = ValueReader(self._schema, told, times=self._times, decimals="string")
+        found = self._shapes.get(shape)
+        if found is None:
+            found = _converters(self._schema, told)
             if len(self._shapes) < _SHAPES_MAX:
-                self._shapes[shape] = reader
-        return reader
+                self._shapes[shape] = found
+        return found
 
 
 def _unwrapped(value: object, place: str) -> tuple[Mapping[str, Any] | None, object]:

@@ -6,7 +6,7 @@ under a dropped one's name does not inherit them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -15,7 +15,6 @@ from attrs import frozen
 
 from frazil.errors import InvalidRequest
 from frazil.schema.columns import (
-    ID_KEY,
     LIMITS_DEFAULT,
     IngestLimits,
     check_schema,
@@ -26,7 +25,6 @@ from frazil.schema.columns import (
     normal_name,
     parse_type,
     schema_with,
-    strip_ids,
     type_name,
 )
 
@@ -36,10 +34,8 @@ __all__ = [
     "DropColumn",
     "RenameColumn",
     "WidenColumn",
-    "diff_schema",
     "evolve",
     "plan_read",
-    "read_as",
 ]
 
 
@@ -77,6 +73,7 @@ class RenameColumn:
 Change = AddColumn | WidenColumn | DropColumn | RenameColumn
 Reader = Callable[[pa.RecordBatch], pa.RecordBatch]
 _Convert = Callable[[pa.Array], pa.Array]
+_Step = tuple[int, pa.DataType, _Convert | None]
 
 _WIDER: Final[dict[pa.DataType, frozenset[pa.DataType]]] = {
     pa.int8(): frozenset({pa.int16(), pa.int32(), pa.int64()}),
@@ -133,50 +130,6 @@ def evolve(
     return evolved
 
 
-def diff_schema(old: pa.Schema, new: pa.Schema) -> list[Change]:
-    """Return the changes that lead from `old` to `new`, to be judged by `evolve`.
-
-    A field of `new` that carries an id of `old` is that column, under whatever name; one without
-    an id is matched by name. The order of columns does not count. Renames come behind drops, so
-    that a freed name can be taken.
-    """
-    old_by_id = {column_id(field): field for field in old}
-    id_by_name = {field.name: column_id(field) for field in old}
-    changes: list[Change] = []
-    renames: list[Change] = []
-    added: list[Change] = []
-    kept: set[int] = set()
-    for field in new:
-        metadata = field.metadata or {}
-        known = int(metadata[ID_KEY]) if ID_KEY in metadata else id_by_name.get(field.name, 0)
-        before = old_by_id.get(known)
-        if before is None:
-            if not field.nullable:
-                raise InvalidRequest("added column must be nullable", column=field.name)
-            added.append(AddColumn(field.name, field.type))
-            continue
-        if known in kept:
-            raise InvalidRequest("schema names one column twice", column=field.name)
-        kept.add(known)
-        if before.nullable != field.nullable:
-            raise InvalidRequest(
-                "nullability of a column cannot change",
-                column=before.name,
-                nullable=before.nullable,
-            )
-        if not _same_type(before.type, field.type):
-            changes.append(WidenColumn(before.name, field.type))
-        if before.name != field.name:
-            renames.append(RenameColumn(before.name, field.name))
-    dropped = [DropColumn(field.name) for field in old if column_id(field) not in kept]
-    return [*changes, *dropped, *renames, *added]
-
-
-def read_as(batch: pa.RecordBatch, *, written: pa.Schema, wanted: pa.Schema) -> pa.RecordBatch:
-    """Return `batch`, written under one schema, under another one of the same topic."""
-    return plan_read(written, wanted)(batch)
-
-
 PLANS_MAX: Final = 1024
 _plans: dict[tuple[int, int], tuple[pa.Schema, pa.Schema, Reader]] = {}
 
@@ -204,25 +157,33 @@ def _identity(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _reader(written: pa.Schema, wanted: pa.Schema) -> Reader:
-    places = {column_id(field): index for index, field in enumerate(written)}
-    steps: list[tuple[int, pa.DataType, _Convert | None]] = []
-    for field in wanted:
-        index = places.get(column_id(field), -1)
-        convert = None if index < 0 else _converter(written.field(index).type, field.type)
-        steps.append((index, field.type, convert))
+    steps = _steps(written, wanted)
 
     def read(batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = []
-        for index, data_type, convert in steps:
-            if index < 0:
-                arrays.append(pa.nulls(batch.num_rows, data_type))
-            elif convert is None:
-                arrays.append(batch.column(index))
-            else:
-                arrays.append(convert(batch.column(index)))
+        arrays = _columns(steps, batch.num_rows, batch.column)
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
     return read
+
+
+def _steps(written: Iterable[pa.Field], wanted: Iterable[pa.Field]) -> list[_Step]:
+    """Return for each wanted field its position, -1 if it is new, its type and its conversion."""
+    fields = list(written)
+    places = {column_id(field): index for index, field in enumerate(fields)}
+    steps: list[_Step] = []
+    for field in wanted:
+        index = places.get(column_id(field), -1)
+        convert = None if index < 0 else _converter(fields[index].type, field.type)
+        steps.append((index, field.type, convert))
+    return steps
+
+
+def _columns(steps: list[_Step], rows: int, column: Callable[[int], pa.Array]) -> list[pa.Array]:
+    arrays = []
+    for index, data_type, convert in steps:
+        array = pa.nulls(rows, data_type) if index < 0 else column(index)
+        arrays.append(array if convert is None else convert(array))
+    return arrays
 
 
 def _converter(written: pa.DataType, wanted: pa.DataType) -> _Convert | None:
@@ -245,19 +206,11 @@ def _converter(written: pa.DataType, wanted: pa.DataType) -> _Convert | None:
 
 
 def _struct_converter(written: pa.DataType, wanted: pa.DataType) -> _Convert:
-    places = {column_id(field): index for index, field in enumerate(written)}
-    steps: list[tuple[int, pa.Field, _Convert | None]] = []
-    for field in wanted:
-        index = places.get(column_id(field), -1)
-        convert = None if index < 0 else _converter(written.field(index).type, field.type)
-        steps.append((index, field, convert))
+    steps = _steps(written, wanted)
     fields = list(wanted)
 
     def convert_struct(array: pa.Array) -> pa.Array:
-        children = []
-        for index, field, convert in steps:
-            child = pa.nulls(len(array), field.type) if index < 0 else array.field(index)
-            children.append(child if convert is None else convert(child))
+        children = _columns(steps, len(array), array.field)
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
 
@@ -317,11 +270,6 @@ def _widened(field: pa.Field, change: WidenColumn) -> pa.DataType:
 
 def _type_of(declared: str | pa.DataType) -> pa.DataType:
     return declared if isinstance(declared, pa.DataType) else parse_type(declared)
-
-
-def _same_type(left: pa.DataType, right: pa.DataType) -> bool:
-    one, other = (strip_ids(pa.schema([pa.field("c", kind)])) for kind in (left, right))
-    return bool(one.equals(other))
 
 
 def _index_of(fields: list[pa.Field], name: str) -> int:

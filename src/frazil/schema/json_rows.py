@@ -8,44 +8,44 @@ column holds text, where it is the empty string.
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import datetime as dt
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
-from typing import Final, NoReturn
+from decimal import Decimal
+from functools import partial
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import column_of, type_name
+from frazil.schema.columns import column_of, is_text, type_name
 
-__all__ = ["JsonRowReader", "parse_csv_row", "parse_json_row"]
+__all__ = ["JsonRowReader", "converted", "json_converter", "parse_csv_row", "parse_json_row"]
 
-DEPTH_MAX: Final = 64
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 _decode = msgspec.json.Decoder().decode
 _KEY_GAPS: Final = (b" :", b"\t:", b"\n:", b"\r:")
-_KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
+_DECIMAL: Final = re.compile(
+    r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?\Z", re.ASCII | re.IGNORECASE
+)
+_CLOCK: Final = r"\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?"
+_LOCAL: Final = re.compile(rf"\d{{4}}-\d\d-\d\d[T ]{_CLOCK}\Z", re.ASCII)
+_ZONED: Final = re.compile(rf"\d{{4}}-\d\d-\d\d[T ]{_CLOCK}(?:Z|z|[+-]\d\d:?\d\d)\Z", re.ASCII)
+_TIME: Final = re.compile(rf"{_CLOCK}\Z", re.ASCII)
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/]*=*\Z", re.ASCII)
 _INTEGER: Final = re.compile(r"[+-]?\d{1,20}\Z", re.ASCII)
 _FLOAT: Final = re.compile(
     r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf|infinity)\Z", re.ASCII | re.IGNORECASE
 )
-_DECIMAL: Final = re.compile(
-    r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3})?\Z", re.ASCII | re.IGNORECASE
-)
-_TIMESTAMP: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z|z|[+-]\d\d:?\d\d)?\Z", re.ASCII
-)
-_TIME: Final = re.compile(r"\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?\Z", re.ASCII)
-_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
-_BOOLEANS: Final = {"true": True, "false": False}
+_BOOLEAN: Final = re.compile(r"(?:true|false)\Z", re.IGNORECASE)
 
-_Convert = Callable[[object], object]
+Convert = Callable[[object], object]
 
 
 def parse_json_row(line: bytes | bytearray | memoryview | str) -> dict[str, object]:
@@ -53,7 +53,7 @@ def parse_json_row(line: bytes | bytearray | memoryview | str) -> dict[str, obje
 
     Raises:
         InvalidRequest: for anything but one object; for NaN, Infinity, an integer beyond 64 bit,
-            a key that comes twice (at any depth), invalid UTF-8 or more than 64 levels.
+            a key that comes twice (at any depth), invalid UTF-8 or too many levels.
     """
     data = line.encode(errors="surrogatepass") if isinstance(line, str) else bytes(line)
     try:
@@ -61,23 +61,51 @@ def parse_json_row(line: bytes | bytearray | memoryview | str) -> dict[str, obje
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest("JSON is invalid", cause=error) from error
     except RecursionError as error:
-        raise InvalidRequest("JSON is nested too deeply", depth_max=DEPTH_MAX) from error
+        raise InvalidRequest("JSON is nested too deeply") from error
     if type(row) is not dict:
         raise InvalidRequest("JSON row must be an object", got=type(row).__name__)
     nested = False
     for name, value in row.items():
         kind = type(value)
-        if kind is int:
-            if not INT64_MIN <= value <= INT64_MAX:
-                _check_integers(value, name)
-        elif kind is dict or kind is list:
-            nested = True
-    if nested:
-        _check_depth(row)
-        _check_integers(row)
-    if data.count(b":") != len(row):
-        _check_keys(data, _count_keys(row) if nested else len(row))
+        if kind is int and not INT64_MIN <= value <= INT64_MAX:
+            raise _beyond_64_bit(column=name)
+        nested = nested or kind is dict or kind is list
+    # Each key stands before one colon, its quote before that: equal counts prove that no key came
+    # twice. A colon inside of a text only makes the count too high.
+    count = len(row)
+    if nested or (
+        data.count(b":") != count
+        and (data.count(b'":') != count or any(gap in data for gap in _KEY_GAPS))
+    ):
+        _check_strictly(data)
     return row
+
+
+def _check_strictly(data: bytes) -> None:
+    """Refuse doubled keys and integers beyond 64 bit, at any depth."""
+    try:
+        json.loads(data, object_pairs_hook=_unique_keys, parse_int=_int64)
+    except (RecursionError, ValueError) as error:
+        raise InvalidRequest("JSON is invalid", cause=error) from error
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise InvalidRequest("JSON has a key twice in one object", key=key)
+        seen.add(key)
+
+
+def _int64(text: str) -> None:
+    if not INT64_MIN <= int(text) <= INT64_MAX:
+        raise _beyond_64_bit(integer=text[:40])
+
+
+def _beyond_64_bit(**facts: str) -> InvalidRequest:
+    return InvalidRequest(
+        "JSON integer is beyond 64 bit, write it as a string for a decimal column", **facts
+    )
 
 
 class JsonRowReader:
@@ -86,9 +114,9 @@ class JsonRowReader:
     __slots__ = ("_convert",)
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._convert: dict[str, _Convert] = {}
+        self._convert: dict[str, Convert] = {}
         for field in schema:
-            convert = _json_converter(field.type, path=field.name)
+            convert = json_converter(field.type, path=field.name)
             if convert is not None:
                 self._convert[field.name] = convert
 
@@ -135,68 +163,57 @@ def parse_csv_row(
 
 def _csv_value(cell: str, field: pa.Field) -> object:
     data_type, path = field.type, field.name
-    if pt.is_string(data_type) or pt.is_large_string(data_type):
+    if is_text(data_type):
         return cell
     if not cell:
         return None
-    if pt.is_boolean(data_type):
-        found = _BOOLEANS.get(cell.strip().lower())
-        return _refuse(cell, data_type, path=path) if found is None else found
-    if pt.is_integer(data_type):
-        return int(_matching(_INTEGER, cell.strip(), data_type, path=path))
-    if pt.is_floating(data_type):
-        return float(_matching(_FLOAT, cell.strip(), data_type, path=path))
-    if pt.is_nested(data_type):
-        # The cell is wrapped into an object, so that it passes through the same strict parser.
-        value = parse_json_row(f'{{"cell":{cell}}}')
-        if set(value) != {"cell"}:
-            _refuse(cell, data_type, path=path)
-        nested = value["cell"]
-    else:
-        nested = cell.strip()
-    convert = _json_converter(data_type, path=path)
-    return nested if convert is None or nested is None else convert(nested)
+    if not pt.is_nested(data_type):
+        return _text_converter(data_type, path)(cell.strip())
+    # The cell is wrapped into an object, so that it passes through the same strict parser.
+    row = parse_json_row(f'{{"cell":{cell}}}')
+    if set(row) != {"cell"}:
+        raise _misfit(cell, data_type, path)
+    convert = json_converter(data_type, path=path)
+    return row["cell"] if convert is None or row["cell"] is None else convert(row["cell"])
 
 
-def _json_converter(data_type: pa.DataType, *, path: str) -> _Convert | None:
+def json_converter(data_type: pa.DataType, *, path: str) -> Convert | None:
     """Return what turns a JSON value into one of `data_type`, or None if it is one already."""
-    for is_type, make in _SCALARS:
-        if is_type(data_type):
-            return make(data_type, path)
+    if any(is_type(data_type) for is_type in _AS_JSON):
+        return None
     if pt.is_struct(data_type):
         return _struct_converter(data_type, path=path)
     if pt.is_map(data_type):
         return _map_converter(data_type, path=path)
     if pt.is_list(data_type):
-        inner = _json_converter(data_type.value_type, path=f"{path}.item")
-        return None if inner is None else lambda value: _converted_list(value, inner)
-    return None
+        inner = json_converter(data_type.value_type, path=f"{path}.item")
+        return None if inner is None else partial(_converted_list, inner)
+    return _text_converter(data_type, path)
 
 
-def _struct_converter(data_type: pa.DataType, *, path: str) -> _Convert | None:
+def _struct_converter(data_type: pa.DataType, *, path: str) -> Convert | None:
     inner = {
         field.name: convert
         for field in data_type
-        if (convert := _json_converter(field.type, path=f"{path}.{field.name}")) is not None
+        if (convert := json_converter(field.type, path=f"{path}.{field.name}")) is not None
     }
-    if not inner:
-        return None
-
-    def convert_struct(value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        return {
-            name: inner[name](item) if name in inner and item is not None else item
-            for name, item in value.items()
-        }
-
-    return convert_struct
+    return partial(converted, inner) if inner else None
 
 
-def _map_converter(data_type: pa.DataType, *, path: str) -> _Convert:
+def converted(convert: Mapping[str, Convert], value: object) -> object:
+    """Return an object with its named values converted; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: convert[name](item) if name in convert and item is not None else item
+        for name, item in value.items()
+    }
+
+
+def _map_converter(data_type: pa.DataType, *, path: str) -> Convert:
     key_type = data_type.key_type
     key_field = pa.field(f"{path}.key", key_type)
-    inner = _json_converter(data_type.item_type, path=f"{path}.value")
+    inner = json_converter(data_type.item_type, path=f"{path}.value")
 
     def convert_map(value: object) -> object:
         if not isinstance(value, Mapping):
@@ -210,174 +227,65 @@ def _map_converter(data_type: pa.DataType, *, path: str) -> _Convert:
     return convert_map
 
 
-def _converted_list(value: object, inner: _Convert) -> object:
+def _converted_list(inner: Convert, value: object) -> object:
     if not isinstance(value, list):
         return value
     return [None if item is None else inner(item) for item in value]
 
 
-def _refuse(value: object, data_type: pa.DataType, *, path: str, why: str = "") -> NoReturn:
-    shown = value if isinstance(value, str) else type(value).__name__
-    raise InvalidRequest(
-        why or "text does not parse as the column's type",
+def _text_converter(data_type: pa.DataType, path: str) -> Convert:
+    """Return what reads text as a value of a scalar type."""
+    pattern, parse = next((form[1:] for form in _FORMS if form[0](data_type)), (_BASE64, _decode64))
+
+    def convert(value: object) -> object:
+        text = value
+        if parse is Decimal and type(value) in {int, float}:
+            # A JSON number with a fraction has become a float; its shortest text was written.
+            text = repr(value)
+        if isinstance(text, str) and pattern.match(text):
+            with contextlib.suppress(ValueError, ArithmeticError):
+                return parse(text)
+        raise _misfit(value, data_type, path)
+
+    return convert
+
+
+def _decode64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _is_true(text: str) -> bool:
+    return text.lower() == "true"
+
+
+def _is_zoned(data_type: pa.DataType) -> bool:
+    return bool(pt.is_timestamp(data_type) and data_type.tz is not None)
+
+
+def _misfit(value: object, data_type: pa.DataType, path: str) -> InvalidRequest:
+    return InvalidRequest(
+        "text does not parse as the column's type",
         column=path,
         expected=type_name(data_type),
-        got=shown,
+        got=value if isinstance(value, str) else type(value).__name__,
     )
 
 
-def _matching(pattern: re.Pattern[str], value: object, data_type: pa.DataType, *, path: str) -> str:
-    if not isinstance(value, str) or pattern.match(value) is None:
-        _refuse(value, data_type, path=path)
-    return value
-
-
-def _timestamp_converter(data_type: pa.DataType, path: str) -> _Convert:
-    aware = data_type.tz is not None
-
-    def convert(value: object) -> object:
-        text = _matching(_TIMESTAMP, value, data_type, path=path)
-        try:
-            moment = dt.datetime.fromisoformat(text)
-        except ValueError:
-            _refuse(value, data_type, path=path)
-        if (moment.tzinfo is not None) is not aware:
-            _refuse(value, data_type, path=path, why=_zone_text(aware=aware))
-        return moment
-
-    return convert
-
-
-def _zone_text(*, aware: bool) -> str:
-    if aware:
-        return "timestamp needs a zone, such as 2026-01-31T12:00:00Z"
-    return "timestamp must have no zone, such as 2026-01-31T12:00:00"
-
-
-def _date_converter(data_type: pa.DataType, path: str) -> _Convert:
-    def convert(value: object) -> object:
-        text = _matching(_DATE, value, data_type, path=path)
-        try:
-            return dt.date.fromisoformat(text)
-        except ValueError:
-            _refuse(value, data_type, path=path)
-
-    return convert
-
-
-def _time_converter(data_type: pa.DataType, path: str) -> _Convert:
-    def convert(value: object) -> object:
-        text = _matching(_TIME, value, data_type, path=path)
-        try:
-            return dt.time.fromisoformat(text)
-        except ValueError:
-            _refuse(value, data_type, path=path)
-
-    return convert
-
-
-def _binary_converter(data_type: pa.DataType, path: str) -> _Convert:
-    def convert(value: object) -> object:
-        if not isinstance(value, str):
-            _refuse(value, data_type, path=path)
-        try:
-            return base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            _refuse(value, data_type, path=path, why="text is not base64")
-
-    return convert
-
-
-def _decimal_converter(data_type: pa.DataType, path: str) -> _Convert:
-    def convert(value: object) -> object:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return Decimal(value)
-        # A JSON number with a fraction has become a float; its shortest text is what was written.
-        text = repr(value) if isinstance(value, float) else value
-        try:
-            return Decimal(_matching(_DECIMAL, text, data_type, path=path))
-        except InvalidOperation:
-            _refuse(value, data_type, path=path)
-
-    return convert
-
-
-_SCALARS: Final[
-    tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, str], _Convert]], ...]
+_AS_JSON: Final = (pt.is_boolean, pt.is_integer, pt.is_floating, is_text)
+"""The types whose values JSON has itself."""
+_FORMS: Final[
+    tuple[
+        tuple[Callable[[pa.DataType], bool], re.Pattern[str], Callable[[str], object]],
+        ...,
+    ]
 ] = (
-    (pt.is_timestamp, _timestamp_converter),
-    (pt.is_date, _date_converter),
-    (pt.is_time, _time_converter),
-    (pt.is_binary, _binary_converter),
-    (pt.is_large_binary, _binary_converter),
-    (pt.is_fixed_size_binary, _binary_converter),
-    (pt.is_decimal, _decimal_converter),
+    (pt.is_boolean, _BOOLEAN, _is_true),
+    (pt.is_integer, _INTEGER, int),
+    (pt.is_floating, _FLOAT, float),
+    (_is_zoned, _ZONED, dt.datetime.fromisoformat),
+    (pt.is_timestamp, _LOCAL, dt.datetime.fromisoformat),
+    (pt.is_date, _DATE, dt.date.fromisoformat),
+    (pt.is_time, _TIME, dt.time.fromisoformat),
+    (pt.is_decimal, _DECIMAL, Decimal),
 )
-
-
-def _check_keys(data: bytes, count: int) -> None:
-    """Refuse a key that comes twice, given the number of different keys.
-
-    Each key stands before one colon, and its quote before that, so equal counts prove that no key
-    came twice. A colon or a quote and a colon inside a string only makes a count too high, which
-    the slow parser settles.
-    """
-    if data.count(b'":') == count and not any(data.count(gap) for gap in _KEY_GAPS):
-        return
-    if len(_KEY_END.findall(data)) == count:
-        return
-    try:
-        json.loads(data, object_pairs_hook=_unique_keys)
-    except (RecursionError, ValueError) as error:
-        raise InvalidRequest("JSON is invalid", cause=error) from error
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise InvalidRequest("JSON has a key twice in one object", key=key)
-        seen.add(key)
-
-
-def _count_keys(value: object) -> int:
-    count = 0
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, dict):
-            count += len(item)
-            pending.extend(item.values())
-        elif isinstance(item, list):
-            pending.extend(item)
-    return count
-
-
-def _check_depth(row: dict[str, object]) -> None:
-    level: list[object] = [row]
-    for _ in range(DEPTH_MAX):
-        below: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(item.values())
-            elif isinstance(item, list):
-                below.extend(item)
-        level = [item for item in below if isinstance(item, (dict, list))]
-        if not level:
-            return
-    raise InvalidRequest("JSON is nested too deeply", depth_max=DEPTH_MAX)
-
-
-def _check_integers(value: object, path: str = "") -> None:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            _check_integers(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for item in value:
-            _check_integers(item, f"{path}.item")
-    elif type(value) is int and not INT64_MIN <= value <= INT64_MAX:
-        raise InvalidRequest(
-            "JSON integer is beyond 64 bit, write it as a string for a decimal column",
-            column=path,
-            bits=value.bit_length(),
-        )
+"""The text of each scalar type, and what reads it; bytes are base64."""

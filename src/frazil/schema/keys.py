@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Context, Decimal
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ import pyarrow.types as pt
 
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.fs import read_fully
+from frazil.schema.columns import is_bytes, is_text
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -79,7 +80,7 @@ class KeyShape:
         fields = [schema.field(index) for index in self.positions]
         self.names: tuple[str, ...] = tuple(field.name for field in fields)
         self.types: tuple[pa.DataType, ...] = tuple(field.type for field in fields)
-        self._columns = tuple(_Column(data_type) for data_type in self.types)
+        self._columns = tuple(_column(data_type) for data_type in self.types)
         self._single = self._columns[0] if len(self._columns) == 1 else None
         self.row_key: Callable[[Sequence[object]], Key] = self._row_key()
         """The key of a whole row's validated values, in the schema's order."""
@@ -98,13 +99,6 @@ class KeyShape:
             return self._single.values(batch.column(self.names[0]))
         parts = [c.values(batch.column(n)) for c, n in zip(self._columns, self.names, strict=True)]
         return list(zip(*parts, strict=True))
-
-    def key_at(self, batch: pa.RecordBatch, row: int) -> Key:
-        """Return one row's key."""
-        if self._single is not None:
-            return self._single.value(batch.column(self.names[0]), row)
-        pairs = zip(self._columns, self.names, strict=True)
-        return tuple(column.value(batch.column(name), row) for column, name in pairs)
 
     def hashes(self, batch: pa.RecordBatch) -> Hashes:
         """Return each row's hash."""
@@ -136,7 +130,7 @@ class KeyShape:
 
     def _row_key(self) -> Callable[[Sequence[object]], Key]:
         take = itemgetter(*self.positions)
-        if all(column.plain for column in self._columns):
+        if all(column.normal is _same for column in self._columns):
             return take
         if self._single is not None:
             normal = self._single.normal
@@ -144,58 +138,39 @@ class KeyShape:
         return lambda values: self.key_of(take(values))
 
 
-class _Column:
+class _Column(NamedTuple):
     """One key column: its normal form and its hash, picked by type once."""
 
-    __slots__ = ("_storage", "hash", "hashes", "normal", "plain")
+    normal: Callable[[Any], Any]
+    hash: Callable[[Any], int]
+    hash_array: Callable[[pa.Array], Hashes]
+    storage: pa.DataType | None = None
+    """The integers that temporal values are stored as."""
 
-    def __init__(self, data_type: pa.DataType) -> None:
-        self.plain = False
-        self._storage: pa.DataType | None = None
-        self.hash: Callable[[Any], int] = _hash_integer
-        self.hashes: Callable[[pa.Array], Hashes] = self._hash_integers
-        self.normal: Callable[[Any], Any]
-        if pt.is_timestamp(data_type):
-            self._storage = pa.int64()
-            self.normal = _timestamp_normal(data_type)
-        elif pt.is_date32(data_type):
-            self._storage = pa.int32()
-            self.normal = _date_normal
-        elif pt.is_time64(data_type):
-            self._storage = pa.int64()
-            self.normal = _time_normal
-        elif pt.is_decimal(data_type):
-            self.normal = _same
-            self.hash = _decimal_hash(data_type.scale)
-            self.hashes = _hash_decimals
-        elif pt.is_integer(data_type) or pt.is_boolean(data_type):
-            self.normal = _same
-        elif pt.is_string(data_type) or pt.is_large_string(data_type):
-            self.normal = _same
-            self.hash = _hash_text
-            self.hashes = _hash_texts
-        elif _is_bytes(data_type):
-            self.normal = _same
-            self.hash = zlib.crc32
-            self.hashes = _hash_binaries
-        else:
-            raise InvalidRequest("column type cannot be a key", type=data_type)
-        self.plain = self.normal is _same
+    def stored(self, array: pa.Array) -> pa.Array:
+        """Return an array of values in their normal form."""
+        return array if self.storage is None else array.cast(self.storage)
 
     def values(self, array: pa.Array) -> list[Any]:
-        if self._storage is not None:
-            array = array.cast(self._storage)
-        found: list[Any] = array.to_pylist()
+        """Return values in their normal form."""
+        found: list[Any] = self.stored(array).to_pylist()
         return found
 
-    def value(self, array: pa.Array, row: int) -> Any:
-        return array[row].as_py() if self._storage is None else array[row].value
+    def hashes(self, array: pa.Array) -> Hashes:
+        """Return the hash of each value."""
+        return self.hash_array(self.stored(array))
 
-    def _hash_integers(self, array: pa.Array) -> Hashes:
-        if self._storage is not None:
-            array = array.cast(self._storage)
-        values = array.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
-        return _mixed(values).astype(np.uint32)
+
+def _column(data_type: pa.DataType) -> _Column:
+    if pt.is_decimal(data_type):
+        return _Column(_same, _decimal_hash(data_type.scale), _hash_decimals)
+    if pt.is_timestamp(data_type):
+        normal = _timestamp_normal(data_type)
+        return _Column(normal, _hash_integer, _hash_integers, pa.int64())
+    for is_type, column in _COLUMNS:
+        if is_type(data_type):
+            return column
+    raise InvalidRequest("column type cannot be a key", type=data_type)
 
 
 def column_id(field: pa.Field) -> int:
@@ -205,11 +180,6 @@ def column_id(field: pa.Field) -> int:
         if name in metadata:
             return int(metadata[name])
     return -1
-
-
-def _is_bytes(data_type: pa.DataType) -> bool:
-    kinds = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary)
-    return any(is_kind(data_type) for is_kind in kinds)
 
 
 def _same(value: Any) -> Any:
@@ -251,6 +221,11 @@ def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return ((values ^ (values >> np.uint64(32))) * np.uint64(_MIX)) >> np.uint64(32)
 
 
+def _hash_integers(array: pa.Array) -> Hashes:
+    values = array.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+    return _mixed(values).astype(np.uint32)
+
+
 def _hash_text(value: str) -> int:
     return zlib.crc32(value.encode())
 
@@ -279,6 +254,16 @@ def _hash_decimals(array: pa.Array) -> Hashes:
     words = words[2 * array.offset : 2 * (array.offset + len(array))]
     low, high = _mixed(words[0::2]), _mixed(words[1::2])
     return (((high * np.uint64(_COMBINE)) ^ low) & np.uint64(MASK_32)).astype(np.uint32)
+
+
+_COLUMNS: Final = (
+    (pt.is_date32, _Column(_date_normal, _hash_integer, _hash_integers, pa.int32())),
+    (pt.is_time64, _Column(_time_normal, _hash_integer, _hash_integers, pa.int64())),
+    (pt.is_integer, _Column(_same, _hash_integer, _hash_integers)),
+    (pt.is_boolean, _Column(_same, _hash_integer, _hash_integers)),
+    (is_text, _Column(_same, _hash_text, _hash_texts)),
+    (is_bytes, _Column(_same, zlib.crc32, _hash_binaries)),
+)
 
 
 class KeyMap:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Sequence
 from itertools import accumulate
 from struct import pack as pack_struct
@@ -18,9 +17,9 @@ from frazil.schema.columns import ID_KEY, IngestLimits, field_with_ids, schema_w
 __all__ = [
     "MESSAGE_SCHEMA",
     "Message",
+    "check_attributes",
     "check_message",
     "message_batch",
-    "message_size",
     "pack_messages",
     "payload_batch",
     "unpack_messages",
@@ -74,9 +73,6 @@ UINT32_MAX: Final = 2**32 - 1
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
 """The bytes that one column of texts or payloads may have."""
-_PACKING: Final = {5: "<Q", 6: "<Q", 7: "<I"}
-_GREATEST: Final = {5: UINT64_MAX, 6: UINT64_MAX, 7: UINT32_MAX}
-"""Of the columns of numbers, by their places: how one is written, and the greatest there is."""
 # One set of null columns of this length serves every smaller batch as slices.
 NULLS_ROWS: Final = 4096
 
@@ -98,7 +94,7 @@ def check_message(message: Message, limits: IngestLimits, now_us: int) -> int:
     if message.key is not None:
         size += _check_text("key", message.key, bytes_max=limits.key_bytes_max)
     if message.attributes is not None:
-        size += _check_attributes(message.attributes, limits)
+        size += check_attributes(message.attributes, limits)
     if message.publish_time is not None:
         _check_time(message.publish_time, limits, now_us)
     if message.producer_name is not None:
@@ -112,11 +108,6 @@ def check_message(message: Message, limits: IngestLimits, now_us: int) -> int:
     if size > limits.message_bytes_max:
         raise InvalidRequest("message is too large", bytes=size, bytes_max=limits.message_bytes_max)
     return size
-
-
-def message_size(message: Message) -> int:
-    """Return the bytes that a checked message takes in the compact form."""
-    return len(_encode(message))
 
 
 def message_batch(messages: Sequence[Message], time_us: int) -> pa.RecordBatch:
@@ -232,11 +223,7 @@ def _optional(values: tuple[Any, ...], index: int) -> pa.Array:
         return _nulls(index, rows)
     if type(first) is str:
         return _same_text(first, rows)
-    packing = _PACKING.get(index)
-    if packing is None or not 0 <= first <= _GREATEST[index]:
-        return pa.array(values, _TYPES[index])
-    numbers = pa.py_buffer(pack_struct(packing, first) * rows)
-    return pa.Array.from_buffers(_TYPES[index], rows, [None, numbers], null_count=0)
+    return pa.array(values, _TYPES[index])
 
 
 def _same_text(text: str, rows: int) -> pa.Array:
@@ -264,7 +251,8 @@ def _check_text(what: str, text: object, *, bytes_max: int) -> int:
     return size
 
 
-def _check_attributes(attributes: object, limits: IngestLimits) -> int:
+def check_attributes(attributes: object, limits: IngestLimits) -> int:
+    """Return the bytes of a message's attributes, if they keep to the limits."""
     if not isinstance(attributes, dict):
         raise InvalidRequest("attributes must be a dict", got=type(attributes).__name__)
     if len(attributes) > limits.attributes_max:
@@ -293,16 +281,9 @@ def _check_time(time_us: object, limits: IngestLimits, now_us: int) -> None:
     if time_us > now_us + limits.future_time_max_us:
         raise InvalidRequest(
             "publish_time is too far in the future",
-            publish_time=_shown_time(time_us),
+            publish_time=time_us,
             ahead_us_max=limits.future_time_max_us,
         )
-
-
-def _shown_time(time_us: int) -> str:
-    try:
-        return dt.datetime.fromtimestamp(time_us // 1_000_000, dt.UTC).isoformat()
-    except (ValueError, OverflowError, OSError):
-        return "after the year 9999"
 
 
 def _check_unsigned(what: str, value: object, greatest: int) -> None:

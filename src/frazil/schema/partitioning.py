@@ -15,7 +15,7 @@ import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
 from frazil.model import PartitionField
-from frazil.schema.columns import column_id, column_of, normal_name, type_name
+from frazil.schema.columns import column_id, column_of, is_text, normal_name, type_name
 
 __all__ = ["parse_partition_spec", "partition_spec_text"]
 
@@ -28,46 +28,25 @@ _WITH_PARAMETER: Final = frozenset({"bucket", "truncate"})
 _TIME_RANK: Final = frozenset({"year", "month", "day", "hour"})
 
 
-def _is_integer(data_type: pa.DataType) -> bool:
-    return bool(pt.is_integer(data_type))
-
-
-def _is_text(data_type: pa.DataType) -> bool:
-    return bool(pt.is_string(data_type) or pt.is_large_string(data_type))
-
-
-def _is_bytes(data_type: pa.DataType) -> bool:
-    return bool(pt.is_binary(data_type) or pt.is_large_binary(data_type))
-
-
 def _fits_bucket(data_type: pa.DataType) -> bool:
     return not (pt.is_nested(data_type) or pt.is_floating(data_type) or pt.is_boolean(data_type))
 
 
 def _fits_truncate(data_type: pa.DataType) -> bool:
-    return (
-        _is_integer(data_type)
-        or _is_text(data_type)
-        or _is_bytes(data_type)
-        or bool(pt.is_decimal(data_type))
-    )
+    kinds = (pt.is_integer, is_text, pt.is_binary, pt.is_large_binary, pt.is_decimal)
+    return any(is_kind(data_type) for is_kind in kinds)
+
+
+def _has_days(data_type: pa.DataType) -> bool:
+    return bool(pt.is_date(data_type) or pt.is_timestamp(data_type))
 
 
 _FITS: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
     "identity": (lambda data_type: not pt.is_nested(data_type), "any scalar"),
-    "year": (
-        lambda data_type: pt.is_date(data_type) or pt.is_timestamp(data_type),
-        "date, timestamp",
-    ),
-    "month": (
-        lambda data_type: pt.is_date(data_type) or pt.is_timestamp(data_type),
-        "date, timestamp",
-    ),
-    "day": (
-        lambda data_type: pt.is_date(data_type) or pt.is_timestamp(data_type),
-        "date, timestamp",
-    ),
-    "hour": (lambda data_type: bool(pt.is_timestamp(data_type)), "timestamp"),
+    "year": (_has_days, "date, timestamp"),
+    "month": (_has_days, "date, timestamp"),
+    "day": (_has_days, "date, timestamp"),
+    "hour": (pt.is_timestamp, "timestamp"),
     "bucket": (_fits_bucket, "integer, decimal, date, time, timestamp, string, bytes, fixed"),
     "truncate": (_fits_truncate, "integer, decimal, string, bytes"),
 }
@@ -150,14 +129,14 @@ def _parse_one(text: str, schema: pa.Schema) -> PartitionField:
 
 
 def _with_parameter(transform: str, parameter: str | None, *, text: str) -> str:
-    if transform not in _WITH_PARAMETER:
-        if parameter is not None:
-            raise InvalidRequest("partition transform takes no parameter", field=text)
-        return transform
-    if parameter is None:
+    if (parameter is not None) is not (transform in _WITH_PARAMETER):
         raise InvalidRequest(
-            "partition transform needs a parameter", field=text, use=f"{transform}[16](column)"
+            "the partition transforms bucket and truncate have a parameter, and no other has",
+            field=text,
+            use="bucket[16](column)",
         )
+    if parameter is None:
+        return transform
     if not 1 <= int(parameter) <= PARAMETER_MAX:
         raise InvalidRequest(
             "partition parameter is out of range", field=text, parameter_max=PARAMETER_MAX

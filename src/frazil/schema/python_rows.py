@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
+from frazil.schema.columns import map_children
+
 __all__ = ["coarse_type", "python_rows"]
 
 
@@ -37,13 +39,4 @@ def coarse_type(kind: pa.DataType) -> pa.DataType:
         return pa.time64("us")
     if pt.is_duration(kind) and kind.unit == "ns":
         return pa.duration("us")
-    if pt.is_struct(kind):
-        fields = [kind.field(number) for number in range(kind.num_fields)]
-        return pa.struct([field.with_type(coarse_type(field.type)) for field in fields])
-    if pt.is_map(kind):
-        key, item = kind.key_field, kind.item_field
-        return pa.map_(key.with_type(coarse_type(key.type)), item.with_type(coarse_type(item.type)))
-    if pt.is_list(kind) or pt.is_large_list(kind):
-        value = kind.value_field.with_type(coarse_type(kind.value_type))
-        return pa.list_(value) if pt.is_list(kind) else pa.large_list(value)
-    return kind
+    return map_children(kind, lambda field: field.with_type(coarse_type(field.type)))

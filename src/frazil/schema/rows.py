@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from struct import pack as pack_struct
 from types import GenericAlias
 from typing import Annotated, Any, Final, NoReturn
@@ -26,7 +27,7 @@ import pyarrow.types as pt
 from msgspec.structs import astuple
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.schema.columns import LIMITS_DEFAULT, IngestLimits, type_name
+from frazil.schema.columns import LIMITS_DEFAULT, IngestLimits, is_bytes, is_text, type_name
 
 __all__ = [
     "Check",
@@ -53,17 +54,12 @@ _GRAIN_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 def cell_check(field: pa.Field, *, path: str) -> Check:
     """Return the check for values (not None) of `field`, which errors call `path`."""
     data_type = field.type
-    if pt.is_struct(data_type):
-        return _struct_check(data_type, path=path)
-    if pt.is_map(data_type):
-        return _map_check(data_type, path=path)
-    if pt.is_list(data_type):
-        return _list_check(data_type, path=path)
-    if pt.is_integer(data_type):
-        return _integer_check(data_type, path=path)
-    for is_type, make in _SCALARS:
+    for is_type, make in _MADE:
         if is_type(data_type):
             return make(data_type, path)
+    for is_type, check in _CHECKS:
+        if is_type(data_type):
+            return partial(check, data_type, path)
     raise InvalidRequest("column type takes no row values", column=path, type=data_type)
 
 
@@ -105,75 +101,56 @@ def _refuse(path: str, expected: str, got: object, *, why: str = "") -> NoReturn
     )
 
 
-def _whole_number(value: object, *, path: str, expected: str) -> int:
-    """Return what is no int of Python's as one, if it is an integer of NumPy's."""
-    if isinstance(value, np.integer):
+def _whole_number(value: object, data_type: pa.DataType, path: str) -> int:
+    """Return an integer of Python's or NumPy's as one of Python's."""
+    if (isinstance(value, int) and not isinstance(value, bool)) or isinstance(value, np.integer):
         return int(value)
-    _refuse(path, expected, value)
+    _refuse(path, type_name(data_type), value)
 
 
-def _integer_check(data_type: pa.DataType, *, path: str) -> Check:
+def _integer_check(data_type: pa.DataType, path: str) -> Check:
     least, greatest = integer_range(data_type)
-    expected = type_name(data_type)
 
     def check(value: object) -> object:
-        if not isinstance(value, int) or isinstance(value, bool):
-            value = _whole_number(value, path=path, expected=expected)
-        if not least <= value <= greatest:
+        number = value if type(value) is int else _whole_number(value, data_type, path)
+        if not least <= number <= greatest:
             _refuse(path, f"{least}..{greatest}", value, why="column value is out of range")
-        return int(value)
+        return number
 
     return check
 
 
-def _boolean_check(data_type: pa.DataType, path: str) -> Check:
-    expected = type_name(data_type)
-
-    def check(value: object) -> object:
-        if isinstance(value, bool):
-            return value
-        # NumPy's bool is no subclass of Python's.
-        return bool(value) if isinstance(value, np.bool_) else _refuse(path, expected, value)
-
-    return check
+def _check_boolean(data_type: pa.DataType, path: str, value: object) -> object:
+    # NumPy's bool is no subclass of Python's.
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    _refuse(path, type_name(data_type), value)
 
 
-def _float_check(data_type: pa.DataType, path: str) -> Check:
+def _check_float(data_type: pa.DataType, path: str, value: object) -> object:
+    if isinstance(value, (float, np.floating)):
+        number = float(value)
+        is_narrow = pt.is_float32(data_type)
+        if is_narrow and math.isfinite(number) and abs(number) > FLOAT32_MAX:
+            _refuse(path, type_name(data_type), value, why="column value is out of range")
+        return number
+    whole = _whole_number(value, data_type, path)
     exact_max = float_exact_max(data_type)
-    narrow = bool(pt.is_float32(data_type))
-    expected = type_name(data_type)
-
-    def check(value: object) -> object:
-        if not isinstance(value, float) and isinstance(value, np.floating):
-            value = float(value)
-        if isinstance(value, float):
-            if narrow and math.isfinite(value) and abs(value) > FLOAT32_MAX:
-                _refuse(path, expected, value, why="column value is out of range")
-            return float(value)
-        if not isinstance(value, int) or isinstance(value, bool):
-            value = _whole_number(value, path=path, expected=expected)
-        if abs(value) > exact_max:
-            why = "integer is too large for an exact float, pass a float"
-            _refuse(path, f"at most {exact_max}", value, why=why)
-        return float(value)
-
-    return check
+    if abs(whole) > exact_max:
+        why = "integer is too large for an exact float, pass a float"
+        _refuse(path, f"at most {exact_max}", value, why=why)
+    return float(whole)
 
 
-def _string_check(data_type: pa.DataType, path: str) -> Check:
-    expected = type_name(data_type)
-
-    def check(value: object) -> object:
-        if not isinstance(value, str):
-            _refuse(path, expected, value)
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            _refuse(path, "valid UTF-8", value, why="column value has a lone surrogate")
-        # A subclass may override anything; its plain text is what was checked.
-        return str.__str__(value)
-
-    return check
+def _check_string(data_type: pa.DataType, path: str, value: object) -> object:
+    if not isinstance(value, str):
+        _refuse(path, type_name(data_type), value)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        _refuse(path, "valid UTF-8", value, why="column value has a lone surrogate")
+    # A subclass may override anything; its plain text is what was checked.
+    return str.__str__(value)
 
 
 def _binary_check(data_type: pa.DataType, path: str) -> Check:
@@ -193,28 +170,16 @@ def _binary_check(data_type: pa.DataType, path: str) -> Check:
     return check
 
 
-def _date_check(data_type: pa.DataType, path: str) -> Check:
-    expected = type_name(data_type)
-
-    def check(value: object) -> object:
-        if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
-            _refuse(path, expected, value)
-        return value
-
-    return check
+def _check_date(data_type: pa.DataType, path: str, value: object) -> object:
+    if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
+        _refuse(path, type_name(data_type), value)
+    return value
 
 
-def _time_check(data_type: pa.DataType, path: str) -> Check:
-    expected = type_name(data_type)
-
-    def check(value: object) -> object:
-        if not isinstance(value, dt.time):
-            _refuse(path, expected, value)
-        if value.tzinfo is not None:
-            _refuse(path, "time without a zone", value)
-        return value
-
-    return check
+def _check_time(data_type: pa.DataType, path: str, value: object) -> object:
+    if not isinstance(value, dt.time) or value.tzinfo is not None:
+        _refuse(path, f"{type_name(data_type)} without a zone", value)
+    return value
 
 
 def _timestamp_check(data_type: pa.DataType, path: str) -> Check:
@@ -254,11 +219,10 @@ def _decimal_check(data_type: pa.DataType, path: str) -> Check:
 
     def check(value: object) -> object:
         if not isinstance(value, Decimal):
-            if not isinstance(value, int) or isinstance(value, bool):
-                value = _whole_number(value, path=path, expected=expected)
-            if value.bit_length() > SHOWN_BITS_MAX:
+            whole = _whole_number(value, data_type, path)
+            if whole.bit_length() > SHOWN_BITS_MAX:
                 _refuse(path, expected, value, why="decimal has more digits than the column")
-            value = Decimal(value)
+            value = Decimal(whole)
         sign, digits, exponent = value.as_tuple()
         if not isinstance(exponent, int):
             _refuse(path, expected, value, why="decimal must be finite")
@@ -278,7 +242,7 @@ def _decimal_check(data_type: pa.DataType, path: str) -> Check:
     return check
 
 
-def _struct_check(data_type: pa.DataType, *, path: str) -> Check:
+def _struct_check(data_type: pa.DataType, path: str) -> Check:
     checks = {
         field.name: (cell_check(field, path=f"{path}.{field.name}"), bool(field.nullable))
         for field in data_type
@@ -299,7 +263,7 @@ def _struct_check(data_type: pa.DataType, *, path: str) -> Check:
     return check
 
 
-def _list_check(data_type: pa.DataType, *, path: str) -> Check:
+def _list_check(data_type: pa.DataType, path: str) -> Check:
     inner_path = f"{path}.item"
     inner = cell_check(data_type.value_field, path=inner_path)
     nullable = bool(data_type.value_field.nullable)
@@ -313,7 +277,7 @@ def _list_check(data_type: pa.DataType, *, path: str) -> Check:
     return check
 
 
-def _map_check(data_type: pa.DataType, *, path: str) -> Check:
+def _map_check(data_type: pa.DataType, path: str) -> Check:
     key_check = cell_check(data_type.key_field, path=f"{path}.key")
     value_path = f"{path}.value"
     value_check = cell_check(data_type.item_field, path=value_path)
@@ -338,20 +302,23 @@ def _map_check(data_type: pa.DataType, *, path: str) -> Check:
     return check
 
 
-_SCALARS: Final[
-    tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType, str], Check]], ...]
-] = (
-    (pt.is_boolean, _boolean_check),
-    (pt.is_floating, _float_check),
-    (pt.is_string, _string_check),
-    (pt.is_large_string, _string_check),
-    (pt.is_binary, _binary_check),
-    (pt.is_large_binary, _binary_check),
-    (pt.is_fixed_size_binary, _binary_check),
-    (pt.is_date32, _date_check),
-    (pt.is_time64, _time_check),
+_TypeTest = Callable[[pa.DataType], bool]
+_MADE: Final[tuple[tuple[_TypeTest, Callable[[pa.DataType, str], Check]], ...]] = (
+    (pt.is_struct, _struct_check),
+    (pt.is_map, _map_check),
+    (pt.is_list, _list_check),
+    (pt.is_integer, _integer_check),
+    (is_bytes, _binary_check),
     (pt.is_timestamp, _timestamp_check),
     (pt.is_decimal, _decimal_check),
+)
+"""What makes the check of a type, ready for many values."""
+_CHECKS: Final[tuple[tuple[_TypeTest, Callable[[pa.DataType, str, object], object]], ...]] = (
+    (pt.is_boolean, _check_boolean),
+    (pt.is_floating, _check_float),
+    (is_text, _check_string),
+    (pt.is_date32, _check_date),
+    (pt.is_time64, _check_time),
 )
 
 
@@ -452,20 +419,12 @@ class RowEncoder:
             raise InvalidRequest("row is too large", bytes=len(packed), bytes_max=self._bytes_max)
         return values, packed
 
-    def size(self, values: Row) -> int:
-        """Return the bytes that validated values take in the compact form."""
-        return len(_pack_value(values))
-
     def pack(self, values: Row) -> bytes:
         """Return validated values in the compact form, one msgpack array."""
         return _pack_value(values)
 
-    def pack_rows(self, rows: Sequence[Row]) -> bytes:
-        """Return validated rows in the compact form; equals `join_packed` of each one's `pack`."""
-        return _pack_value(rows)
-
     def unpack_rows(self, data: bytes | bytearray | memoryview) -> list[Row]:
-        """Return the rows that `pack_rows` or `join_packed` wrote under this schema.
+        """Return the rows that `join_packed` wrote under this schema.
 
         Raises:
             CorruptionError: if the bytes are not such rows.
@@ -590,32 +549,22 @@ def _fast_annotation(data_type: pa.DataType) -> Any:
         # Within the open interval an int converts exactly; anything else is left to the slow path.
         bound = float(float_exact_max(data_type))
         return Annotated[float, msgspec.Meta(gt=-bound, lt=bound)]
-    if pt.is_string(data_type) or pt.is_large_string(data_type):
+    if is_text(data_type):
         return str
     return Any
 
 
 def _packed_type(schema: pa.Schema) -> Any:
-    annotations = tuple(_packed_annotation(data_type) | None for data_type in schema.types)
-    return GenericAlias(list, (GenericAlias(tuple, annotations),))
-
-
-def _packed_annotation(data_type: pa.DataType) -> Any:
-    for is_type, annotation in _PACKED:
-        if is_type(data_type):
-            return annotation
-    raise InvalidRequest("column type has no compact form", type=data_type)
+    found = [next(own for is_type, own in _PACKED if is_type(kind)) for kind in schema.types]
+    return GenericAlias(list, (GenericAlias(tuple, tuple(each | None for each in found)),))
 
 
 _PACKED: Final = (
     (pt.is_boolean, bool),
     (pt.is_integer, int),
     (pt.is_floating, float),
-    (pt.is_string, str),
-    (pt.is_large_string, str),
-    (pt.is_binary, bytes),
-    (pt.is_large_binary, bytes),
-    (pt.is_fixed_size_binary, bytes),
+    (is_text, str),
+    (is_bytes, bytes),
     (pt.is_timestamp, dt.datetime),
     (pt.is_date, dt.date),
     (pt.is_time, dt.time),

@@ -22,7 +22,7 @@ from frazil.tiers.pressure import Pressure
 from frazil.tiers.retention import VECTORS_SHARE, Retention
 from frazil.tiers.topic_tiers import TopicTiers
 from frazil.tiers.zones import HYSTERESIS_RATIO, RED, YELLOW_RATIO
-from frazil.topic import DiskFacts, DiskLimits, MemoryLimits, disk_signals, memory_signals
+from frazil.topic import DiskFacts, Limits, disk_signals, memory_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -338,16 +338,16 @@ class Tiers:
 
     # -- memory → disk -----------------------------------------------------------------------------
 
-    def memory_limits(self, topic: TopicTiers) -> MemoryLimits:
-        """Return a topic's limits of the signals from memory to disk."""
-        return MemoryLimits.of(self.settings.memory, topic.state.spec.signals)
+    def limits(self, topic: TopicTiers) -> Limits:
+        """Return a topic's limits of the signals."""
+        return Limits.of(self.settings, topic.state.spec.signals)
 
     def judge(self, topic: TopicTiers) -> None:
         """Flush a topic if a signal fires."""
         if topic.state.durable <= max(topic.flushed, topic.memory.start if topic.flushed else 0):
             return
         facts = topic.facts(self.pressure.usage_ratio, self.clock.now_us())
-        reasons = tuple(each.reason for each in memory_signals(facts, self.memory_limits(topic)))
+        reasons = tuple(each.reason for each in memory_signals(facts, self.limits(topic)))
         if self.pressure.level == RED and "memory" not in reasons:
             reasons = (*reasons, "memory")
         if reasons:
@@ -435,11 +435,6 @@ class Tiers:
 
     # -- disk → lake -------------------------------------------------------------------------------
 
-    def disk_limits(self, topic: TopicTiers) -> DiskLimits:
-        """Return a topic's limits of the signals from disk to the lake."""
-        writer = self.settings.lake.writer
-        return DiskLimits.of(self.settings.disk, topic.state.spec.signals, writer=writer)
-
     def judge_commits(self) -> None:
         """Keep the queue of topics whose staged files the lake should commit."""
         now_us = self.clock.now_us()
@@ -452,7 +447,7 @@ class Tiers:
                 deletes_pending=staged.deletes,
                 staged_bytes=staged.bytes,
             )
-            fired = disk_signals(facts, self.disk_limits(topic)) if staged.files else ()
+            fired = disk_signals(facts, self.limits(topic)) if staged.files else ()
             known = self.queue.pop(topic.id, None)
             if fired:
                 self.queue[topic.id] = CommitDue(

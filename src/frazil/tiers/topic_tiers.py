@@ -126,7 +126,7 @@ class TopicTiers:
         flushed = self.flushed
         unflushed = self.memory.unflushed(flushed)
         partition_bytes = unflushed.bytes
-        limit = self._tiers.memory_limits(self).flush_partition_bytes
+        limit = self._tiers.limits(self).flush_partition_bytes
         if self.state.spec.partition_by and unflushed.bytes >= limit:
             partition_bytes = self._largest_partition(flushed)
         age_s = (now_us - unflushed.time_us) / 1e6 if unflushed.time_us else 0.0

@@ -7,15 +7,17 @@ then the tier is asked to hurry, and the caller waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from frazil.log import Pending
 from frazil.model import Ack, AckLevel
+from frazil.topic.admission import waker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from frazil.topic.runtime import TopicRuntime
 
@@ -32,32 +34,14 @@ WAITED_FOR: Final = {"committed": "committed to the lake", "uploaded": "uploaded
 _TOPIC: Final = {"committed": "a topic with a lake", "uploaded": "a topic with objects"}
 
 
-def joined_ack(results: Sequence[Ack | FrazilError]) -> Ack:
+def joined_ack(results: Answers) -> Ack:
     """Return the ack of a call from those of its frames.
 
     Raises:
-        FrazilError: what a frame met, if none was written.
+        FrazilError: the error of a frame, if none was written.
         Unavailable: with `outcome="unknown"` and what is there, if only some frames were written.
     """
-    acks = [result for result in results if isinstance(result, Ack)]
-    if len(acks) == len(results):
-        return Ack(acks[0].offset, acks[-1].offset_last, acks[-1].lsn)
-    errors = [result for result in results if isinstance(result, FrazilError)]
-    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
-    error = (unknown or errors)[0]
-    if not acks:
-        raise error
-    ranges = [f"{ack.offset}-{ack.offset_last}" for ack in acks]
-    more = ["…"] if len(ranges) > RANGES_SHOWN_MAX else []
-    raise Unavailable(
-        "part of the call was written, look before sending the rest; an idempotent producer may "
-        "send it all again",
-        outcome="unknown",
-        offsets_written=", ".join(ranges[:RANGES_SHOWN_MAX] + more),
-        frames_written=len(acks),
-        frames=len(results),
-        cause=error,
-    ) from error
+    return part_acks([-1], [results])[0]
 
 
 def check_level(ack: str, *, has_lake: bool = False, has_objects: bool = False) -> None:
@@ -85,44 +69,41 @@ def answer(pending: Pending) -> Ack | FrazilError:
     return value
 
 
-def written_text(acks: Iterable[tuple[int, Ack]]) -> str:
-    """Return where records are: for each ack its part, and its first and last offset."""
-    return ", ".join(f"{part}: {ack.offset}-{ack.offset_last}" for part, ack in acks)
+def ranges_text(acks: Iterable[tuple[int, Ack]]) -> str:
+    """Return the first ranges of records as text, each after its part, if it has one."""
+    texts = [
+        f"{ack.offset}-{ack.offset_last}" if part < 0 else f"{part}: {ack.offset}-{ack.offset_last}"
+        for part, ack in acks
+    ]
+    more = ["…"] if len(texts) > RANGES_SHOWN_MAX else []
+    return ", ".join(texts[:RANGES_SHOWN_MAX] + more)
 
 
 def part_acks(parts: Sequence[int], answers: Sequence[Answers]) -> list[Ack]:
     """Return one ack for each part, from its first record to its last.
 
     Raises:
-        FrazilError: what a frame met, if none was written.
+        FrazilError: the error of a frame, if none was written.
         Unavailable: with `outcome="unknown"` and what is there, if only some were written.
     """
-    _check_written(parts, answers)
-    return [
-        Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part)
-        for part, found in zip(parts, _acks(answers), strict=True)
-    ]
-
-
-def _acks(answers: Sequence[Answers]) -> list[list[Ack]]:
-    return [[each for each in found if isinstance(each, Ack)] for found in answers]
-
-
-def _check_written(parts: Sequence[int], answers: Sequence[Answers]) -> None:
     errors = [each for found in answers for each in found if isinstance(each, FrazilError)]
+    acks = [[each for each in found if isinstance(each, Ack)] for found in answers]
     if not errors:
-        return
+        return [
+            Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part)
+            for part, found in zip(parts, acks, strict=True)
+        ]
     unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
     error = (unknown or errors)[0]
-    written = [
-        (part, ack) for part, acks in zip(parts, _acks(answers), strict=True) for ack in acks
-    ]
+    written = [(part, ack) for part, found in zip(parts, acks, strict=True) for ack in found]
     if not written:
         raise error
+    ranges = {"parts_written" if max(parts) >= 0 else "offsets_written": ranges_text(written)}
     raise Unavailable(
-        "only some parts of the call were written, look before sending the rest",
+        "part of the call was written, look before sending the rest; an idempotent producer may "
+        "send it all again",
         outcome="unknown",
-        parts_written=written_text(written[:RANGES_SHOWN_MAX]),
+        **ranges,
         frames_written=len(written),
         frames=sum(map(len, answers)),
         cause=error,
@@ -130,9 +111,9 @@ def _check_written(parts: Sequence[int], answers: Sequence[Answers]) -> None:
 
 
 class TierWaits:
-    """Who waits for a tier, and for how much. Any thread may call any method.
+    """The calls that wait for a tier, and for how much. Any thread may call any method.
 
-    `wake` is called when somebody begins to wait.
+    `wake` is called when a call begins to wait.
     """
 
     def __init__(self, wake: Callable[[], None], *, timeout_s: float) -> None:
@@ -140,13 +121,13 @@ class TierWaits:
         self._lock = threading.Lock()
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
         self.timeout_s = timeout_s
-        """So long a publish waits."""
+        """How long a publish waits."""
         self.reached: Ends = {}
-        """Where the tier stands, by part; a table may go back when somebody rolls it back."""
+        """Where the tier stands, by part; a table goes back when it is rolled back."""
         self.asked: Ends = {}
-        """How far somebody wants the tier to be, by part."""
+        """How far a call wants the tier to be, by part."""
         self.refusal: str = ""
-        """Why nobody needs to wait: the tier is stopped or paused."""
+        """Why no call waits: the tier is stopped or paused."""
         self.delay: str = ""
         """What the tier waits for at the moment, if it is known."""
 
@@ -184,9 +165,9 @@ class TierWaits:
     def grew(self, part: int, end: int) -> None:
         """Note that the tier has a part below an offset; a lower offset changes nothing."""
         with self._lock:
-            if end <= self.reached.get(part, 0):
-                return
-            ready = self._moved({**self.reached, part: end})
+            ready: list[Callable[[], None]] = []
+            if end > self.reached.get(part, 0):
+                ready = self._moved({**self.reached, part: end})
         for tell in ready:
             tell()
 
@@ -197,7 +178,7 @@ class TierWaits:
         return [tell for _part, _end, tell in ready]
 
     def refuse(self, why: str) -> None:
-        """Wake everybody: the tier does not move on. Empty lets waits begin again."""
+        """Wake all calls: the tier does not move on. Empty lets waits begin again."""
         with self._lock:
             self.refusal = why
             told = self._waiting if why else []
@@ -207,13 +188,13 @@ class TierWaits:
             tell()
 
     def is_asked(self) -> bool:
-        """Tell whether somebody wants more than the tier has."""
+        """Tell whether a call wants more than the tier has."""
         with self._lock:
             return any(end > self.reached.get(part, 0) for part, end in self.asked.items())
 
 
 def _waits_of(runtime: TopicRuntime, level: str) -> TierWaits:
-    """Return the tier of a topic whose records are fsynced already: whatever fails has to say so."""
+    """Return the tier of a topic whose records are fsynced already: any error has to say so."""
     found = runtime.lake if level == "committed" else runtime.objects
     if found is None:
         # It was switched off between the check of the level and the ack of the log.
@@ -228,27 +209,19 @@ def _late(
     """Return the error of a call whose records are all fsynced, but of which one part is late."""
     waits = _waits_of(runtime, level)
     late = f"it took longer than {waits.timeout_s:g} s"
-    why = waits.refusal or (f"{late}: {waits.delay}" if waits.delay else late)
-    if len(every) == 1:
-        return Unavailable(
-            f"the record is fsynced, but not {WAITED_FOR[level]} yet; it will be, "
-            "do not send it again",
-            outcome="fsynced",
-            topic=runtime.name,
-            offset=ack.offset,
-            offset_last=ack.offset_last,
-            why=why,
-        )
-    parts_late = [own.part for own, each in every if not _is_there(level, own, each)]
+    facts: dict[str, Any] = {"offset": ack.offset, "offset_last": ack.offset_last}
+    if len(every) > 1:
+        parts_late = [str(own.part) for own, each in every if not _is_there(level, own, each)]
+        acks = tuple(each for _own, each in every)
+        written = ranges_text((own.part, each) for own, each in every)
+        facts = {"parts_written": written, "parts_late": ", ".join(parts_late), "acks": acks}
     return Unavailable(
-        f"the records are fsynced, but not all {WAITED_FOR[level]} yet; they will be, "
+        f"the call's records are fsynced, but not all {WAITED_FOR[level]} yet; they will be, "
         "do not send them again",
         outcome="fsynced",
         topic=runtime.name.removesuffix(f"-part-{runtime.part}"),
-        parts_written=written_text((own.part, each) for own, each in every),
-        parts_late=", ".join(map(str, parts_late)),
-        acks=tuple(each for _own, each in every),
-        why=why,
+        **facts,
+        why=waits.refusal or (f"{late}: {waits.delay}" if waits.delay else late),
     )
 
 
@@ -256,60 +229,52 @@ def _is_there(level: str, runtime: TopicRuntime, ack: Ack) -> bool:
     return _waits_of(runtime, level).reached.get(runtime.part, 0) > ack.offset_last
 
 
-def _now(waits: Sequence[tuple[TopicRuntime, Ack]]) -> float:
-    """Return the monotonic time: all parts of a call share one time-out."""
-    return waits[0][0].clock.monotonic() if waits else 0.0
+def _turns(
+    level: str | None, every: Sequence[tuple[TopicRuntime, Ack]]
+) -> Iterator[tuple[TierWaits, int, int, float]]:
+    """Yield for each ack the tier, part and offset to wait for, and how long; then check it.
+
+    Nothing for other levels than those of tiers. All parts of a call share one time-out.
+    """
+    if level not in WAITED_FOR or not every:
+        return
+    clock = every[0][0].clock
+    for runtime, ack in every:
+        _waits_of(runtime, level).ask(runtime.part, ack.offset_last + 1)
+    began_at = clock.monotonic()
+    for runtime, ack in every:
+        tier = _waits_of(runtime, level)
+        left_s = max(tier.timeout_s - (clock.monotonic() - began_at), 0.0)
+        yield tier, runtime.part, ack.offset_last + 1, left_s
+        if not _is_there(level, runtime, ack):
+            raise _late(level, runtime, ack, every)
 
 
-def wait_reached(level: str | None, waits: Sequence[tuple[TopicRuntime, Ack]]) -> None:
+def wait_reached(level: str | None, every: Sequence[tuple[TopicRuntime, Ack]]) -> None:
     """Wait until records that were acked have reached a tier; at once for other levels.
 
     Raises:
         Unavailable: if that takes too long, or the tier is stopped; the records are fsynced. Of
-            a call to several parts `parts_written` and `acks` tell where each of them is.
+            a call to several parts `parts_written` and `acks` say where each of them is.
     """
-    if level not in WAITED_FOR:
-        return
-    for runtime, ack in waits:
-        _waits_of(runtime, level).ask(runtime.part, ack.offset_last + 1)
-    began_at = _now(waits)
-    for runtime, ack in waits:
-        told = threading.Event()
-        tier, end = _waits_of(runtime, level), ack.offset_last + 1
-        if tier.watch(runtime.part, end, told.set):
-            told.wait(max(tier.timeout_s - (_now(waits) - began_at), 0.0))
-            tier.forget(told.set)
-        if not _is_there(level, runtime, ack):
-            raise _late(level, runtime, ack, waits)
+    for tier, part, end, left_s in _turns(level, every):
+        reached = threading.Event()
+        if tier.watch(part, end, reached.set):
+            reached.wait(left_s)
+            tier.forget(reached.set)
 
 
-async def wait_reached_async(level: str | None, waits: Sequence[tuple[TopicRuntime, Ack]]) -> None:
+async def wait_reached_async(level: str | None, every: Sequence[tuple[TopicRuntime, Ack]]) -> None:
     """Do the same without holding up the loop."""
-    if level not in WAITED_FOR:
-        return
-    loop = asyncio.get_running_loop()
-    for runtime, ack in waits:
-        _waits_of(runtime, level).ask(runtime.part, ack.offset_last + 1)
-    began_at = _now(waits)
-    for runtime, ack in waits:
-        told = asyncio.Event()
-        tier, end = _waits_of(runtime, level), ack.offset_last + 1
-
-        def tell(told: asyncio.Event = told) -> None:
-            # The loop may have ended before the tier got there.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(told.set)
-
-        if tier.watch(runtime.part, end, tell):
+    for tier, part, end, left_s in _turns(level, every):
+        reached = asyncio.Event()
+        tell = waker(asyncio.get_running_loop(), reached.set)
+        if tier.watch(part, end, tell):
             try:
-                left_s = max(tier.timeout_s - (_now(waits) - began_at), 0.0)
-                await asyncio.wait_for(told.wait(), left_s)
-            except TimeoutError:
-                pass
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reached.wait(), left_s)
             finally:
                 tier.forget(tell)
-        if not _is_there(level, runtime, ack):
-            raise _late(level, runtime, ack, waits)
 
 
 class TierPending(Pending):
@@ -326,9 +291,8 @@ class TierPending(Pending):
         """Give the journal's answer, and have the tier hurry: in the journal's thread."""
         super().settle(value)
         runtime = self._runtime
-        tier = runtime.lake if self._level == "committed" else runtime.objects
-        if isinstance(value, Ack) and tier is not None:
-            tier.ask(runtime.part, value.offset_last + 1)
+        if isinstance(value, Ack):
+            _waits_of(runtime, self._level).ask(runtime.part, value.offset_last + 1)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the fsync, then for the tier."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from frazil.log import Batch
     from frazil.schema import Key
-    from frazil.tiers import KeyLookup
     from frazil.topic.runtime import TopicRuntime
 
     Row = dict[str, Any]
@@ -34,7 +33,7 @@ class ChangeFeed:
         if not isinstance(from_offset, int) or isinstance(from_offset, bool):
             raise InvalidRequest("from_offset must be an offset", got=type(from_offset).__name__)
         self._runtime = runtime
-        self._lookup: KeyLookup | None = None if runtime.tiers is None else runtime.tiers.lookup
+        self._lookup: Any = None if runtime.tiers is None else runtime.tiers.lookup
         self._keyed = bool(runtime.state.spec.primary_key)
         self._rows: dict[Key, Row | None] = {}
         self._names: list[str] = []
@@ -59,7 +58,7 @@ class ChangeFeed:
         rows = python_rows(batch.data.select(names))
         if not self._keyed:
             for number, row in enumerate(rows):
-                yield _told(batch.offset + number, times[number], "append", None, None, row)
+                yield _change(batch.offset + number, times[number], "append", None, None, row)
             return
         shape = KeyShape(schema, self._runtime.state.spec.primary_key)
         keys = shape.keys(batch.data)
@@ -71,19 +70,27 @@ class ChangeFeed:
             after = _after(op, present, before, row, names)
             self._remember(keys[number], after)
             key = {name: row[name] for name in shape.names}
-            yield _told(offset, times[number], OP_NAMES[op], key, before, after)
+            yield _change(offset, times[number], OP_NAMES[op], key, before, after)
 
     def _before(self, key: Key, offset: int, schema: pa.Schema) -> Row | None:
         if key in self._rows:
             return self._rows[key]
         if self._lookup is None:
             return None
-        return self._lookup.row_before(key, offset, schema)
+        row: Row | None = self._lookup.row_before(key, offset, schema)
+        return row
 
     def _remember(self, key: Key, row: Row | None) -> None:
         if len(self._rows) >= KEYS_MAX:
             self._rows.clear()
         self._rows[key] = row
+
+
+def _change(
+    offset: int, time_us: int, op: str, key: Row | None, before: Row | None, after: Row | None
+) -> dict[str, Any]:
+    time = dt.datetime.fromtimestamp(time_us / 1e6, dt.UTC)
+    return {"offset": offset, "time": time, "op": op, "key": key, "before": before, "after": after}
 
 
 def _after(
@@ -98,17 +105,3 @@ def _after(
         return row if op == OP_UPSERT else None
     named = {names[position] for position in positions_of(present)}
     return {name: row[name] if name in named else before[name] for name in names}
-
-
-def _told(
-    offset: int, time_us: int, op: str, key: Row | None, before: Row | None, after: Row | None
-) -> dict[str, Any]:
-    time = dt.datetime.fromtimestamp(time_us / 1e6, dt.UTC)
-    return {
-        "offset": offset,
-        "time": time,
-        "op": op,
-        "key": key,
-        "before": before,
-        "after": after,
-    }

@@ -13,7 +13,7 @@ from frazil.log import FRAME_RECORDS_MAX
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, Ack
 from frazil.schema import DebeziumReader, positions_of
 from frazil.schema.python_rows import coarse_type
-from frazil.topic.acks import RANGES_SHOWN_MAX, joined_ack
+from frazil.topic.acks import Answers, joined_ack, ranges_text
 from frazil.topic.changing import STEPS_MAX, flat, step_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def numbered(
             sender = sender._replace(sequence=sender.sequence + _records(piece))
 
 
-def bulk_ack(results: Sequence[Ack | FrazilError]) -> Ack:
+def bulk_ack(results: Answers) -> Ack:
     """Return the ack of a bulk from those of its frames.
 
     Raises:
@@ -97,7 +97,7 @@ def check_refused(results: Sequence[Ack | FrazilError]) -> None:
     if not errors or not acks or not all(isinstance(e, (Conflict, NotFound)) for e in errors):
         return
     error = errors[0]
-    told = ", ".join([f"{ack.offset}-{ack.offset_last}" for ack in acks[:RANGES_SHOWN_MAX]])
+    told = ranges_text((-1, ack) for ack in acks)
     details = {**error.details, "offsets_written": told, "frames_written": len(acks)}
     raise type(error)(f"{error.message}; other changes of the call were written", **details) from (
         error
@@ -269,7 +269,7 @@ def debezium_changes(
             "changes must be Arrow data or an iterable of Debezium events",
             got=type(data).__name__,
         )
-    reader = DebeziumReader(codec)
+    reader = DebeziumReader(codec.schema, codec.shape.names)
     number = -1
     for number, each in enumerate(data):
         event: Any = each

@@ -51,27 +51,8 @@ def start_offset(runtime: TopicRuntime, start: Start) -> int:
     raise InvalidRequest("start must be an offset, 'earliest', 'latest' or a datetime", start=start)
 
 
-def _checked_limit(limit: Any) -> int | None:
-    if limit is None:
-        return None
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-        raise InvalidRequest("limit must be a number of records from 0 on", limit=limit)
-    return limit
-
-
-def _checked_bytes(bytes_max: Any, default: int) -> int:
-    size = default if bytes_max is None else parse_bytes(bytes_max)
-    if size < 1:
-        raise InvalidRequest("bytes_max must be at least 1", bytes_max=bytes_max)
-    return size
-
-
-def _checked_timeout(timeout_s: Any) -> float | None:
-    if timeout_s is None:
-        return None
-    if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or timeout_s < 0:
-        raise InvalidRequest("timeout_s must be seconds from 0 on", timeout_s=timeout_s)
-    return timeout_s
+def _is_count(value: Any, *kinds: type) -> bool:
+    return isinstance(value, (int, *kinds)) and not isinstance(value, bool) and value >= 0
 
 
 class Reader:
@@ -97,9 +78,15 @@ class Reader:
     ) -> None:
         self._runtime = runtime
         self._follow = follow
-        self._left = _checked_limit(limit)
-        self._bytes_max = _checked_bytes(bytes_max, READ_BYTES)
-        self._timeout_s = _checked_timeout(timeout_s)
+        if limit is not None and not _is_count(limit):
+            raise InvalidRequest("limit must be a number of records from 0 on", limit=limit)
+        if timeout_s is not None and not _is_count(timeout_s, float):
+            raise InvalidRequest("timeout_s must be seconds from 0 on", timeout_s=timeout_s)
+        self._left = limit
+        self._timeout_s = timeout_s
+        self._bytes_max = READ_BYTES if bytes_max is None else parse_bytes(bytes_max)
+        if self._bytes_max < 1:
+            raise InvalidRequest("bytes_max must be at least 1", bytes_max=bytes_max)
         late = self._looks_up_later and isinstance(start, dt.datetime)
         self._time = start if late else None
         self.offset = start_offset(runtime, "earliest" if late else start)

@@ -8,10 +8,10 @@ import itertools
 import threading
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +26,7 @@ from frazil.model import WHOLE
 from frazil.schema import (
     MESSAGE_SCHEMA,
     Message,
+    check_attributes,
     check_message,
     key_names,
     part_of_row,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from frazil.log import Codec, Log, TopicState
     from frazil.log.codec import Entry
     from frazil.schema import IngestLimits
-    from frazil.tiers import TopicTiers
     from frazil.topic.acks import TierWaits
     from frazil.topic.frames import ArrowCodec, Columns
 
@@ -83,26 +83,17 @@ def check_message_batch(batch: pa.RecordBatch, limits: IngestLimits, now_us: int
     sizes = pc.add(pc.binary_length(batch.column("payload")).cast(pa.int64()), pc.add(keys, names))
     attributes = batch.column("attributes")
     if attributes.null_count < len(attributes):
-        sizes = pc.add(sizes, _attribute_bytes(attributes, limits))
+        found = [_attribute_bytes(each, row, limits) for row, each in enumerate(attributes)]
+        sizes = pc.add(sizes, pa.array(found, pa.int64()))
     _refuse(pc.greater(sizes, limits.message_bytes_max), "message is too large")
 
 
-def _attribute_bytes(attributes: pa.MapArray, limits: IngestLimits) -> pa.Array:
-    """Return the bytes of each row's attributes, after a look at their number and size."""
-    offsets = np.asarray(attributes.offsets)
-    valid = np.asarray(attributes.is_valid())
-    counts = np.where(valid, np.diff(offsets), 0)
-    _refuse(pa.array(counts > limits.attributes_max), "message has too many attributes")
-    inside = slice(int(offsets[0]), int(offsets[-1]))
-    items = attributes.items[inside]
-    if items.null_count:
-        raise InvalidRequest("attributes must have texts as values, not null")
-    lengths = np.asarray(pc.add(pc.binary_length(attributes.keys[inside]), pc.binary_length(items)))
-    until = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-    places = offsets - offsets[0]
-    sizes = np.where(valid, until[places[1:]] - until[places[:-1]], 0)
-    _refuse(pa.array(sizes > limits.attributes_bytes_max), "attributes are too large")
-    return pa.array(sizes, pa.int64())
+def _attribute_bytes(attributes: pa.MapScalar, row: int, limits: IngestLimits) -> int:
+    pairs = attributes.as_py()
+    try:
+        return 0 if pairs is None else check_attributes(dict(pairs), limits)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, row=row, **error.details) from error
 
 
 def _refuse(mask: pa.Array, what: str) -> None:
@@ -118,31 +109,6 @@ SEQUENCE_MAX: Final = 2**63 - 1
 
 Prepared = tuple["Codec", Any, int, int]
 """codec, data, count (0 for one record), bytes"""
-
-
-class AdmissionGate(Protocol):
-    """The admission of publishes: immediate while `level` is 0, else through `admit`."""
-
-    level: int
-
-    def admit(self, timeout_s: float | None = None) -> None:
-        """Return when a publish may go on; raises `Overloaded` if that takes too long."""
-
-    async def admit_async(self, timeout_s: float | None = None) -> None:
-        """Do the same without holding up the loop."""
-
-
-class _OpenGate:
-    level = 0
-
-    def admit(self, timeout_s: float | None = None) -> None:
-        """Return at once."""
-
-    async def admit_async(self, timeout_s: float | None = None) -> None:
-        """Return at once."""
-
-
-OPEN_GATE: Final = _OpenGate()
 
 
 class TopicRuntime:
@@ -167,9 +133,11 @@ class TopicRuntime:
         self.history = ChainedHistory([log.source])
         self.refusal: Callable[[], FrazilError] | None = None
         """Set while publishing to this topic is stopped."""
-        self.tiers: TopicTiers | None = None
+        self.tiers: Any = None
+        """The topic's memory and disk tiers, a `TopicTiers` of a layer above; None without."""
         """What memory and disk hold of the topic; None if the log serves alone."""
-        self.pressure: AdmissionGate = OPEN_GATE
+        self.pressure: Any = SimpleNamespace(level=0)
+        """The admission of publishes: immediate while `level` is 0, else through `admit`."""
         """What slows publishes down when memory is short."""
         self.lake: TierWaits | None = None
         """The calls that wait for the topic's table, and its ends; None without a lake."""

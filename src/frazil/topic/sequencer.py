@@ -18,6 +18,7 @@ from frazil.topic.admission import when_room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from frazil.log import Sender, TopicState
     from frazil.log.codec import Entry

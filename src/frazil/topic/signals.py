@@ -18,13 +18,14 @@ from frazil.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from frazil.config import Settings
+
 __all__ = [
     "LIMIT_NAMES",
     "DiskFacts",
-    "DiskLimits",
     "Fired",
+    "Limits",
     "MemoryFacts",
-    "MemoryLimits",
     "checked_limits",
     "disk_signals",
     "memory_signals",
@@ -41,8 +42,6 @@ COMMIT_DELETES: Final = 10_000
 """A commit is due above so many deletes in staged files."""
 COMMIT_BYTES: Final = 10**9
 """A commit is due above so many staged bytes."""
-_INTERVAL: Final = "flush_interval"
-"""The limit that is a setting of the lake's writer."""
 
 
 class Fired(NamedTuple):
@@ -67,17 +66,25 @@ class MemoryFacts(NamedTuple):
     """Changes of a keyed topic among them; 0 for others."""
 
 
-class MemoryLimits(NamedTuple):
-    """The limits of a topic for memory to disk, named like the settings."""
+class Limits(NamedTuple):
+    """The limits of a topic's signals, named like the settings."""
 
     flush_partition_bytes: int
     flush_age_s: float
     flush_offsets: int
+    commit_partition_bytes: int
+    flush_interval: float
 
     @classmethod
-    def of(cls, settings: MemorySettings, own: Mapping[str, float] | None = None) -> Self:
-        """Return the settings' limits with the topic's own over them; other names do not count."""
-        return cls(**{name: _limit(settings, own, name) for name in cls._fields})
+    def of(cls, settings: Settings, own: Mapping[str, float] | None = None) -> Self:
+        """Return the settings' limits with the topic's own over them."""
+        sections = (settings.memory, settings.disk, settings.lake.writer)
+        found: dict[str, Any] = {}
+        for name in cls._fields:
+            default = next(getattr(each, name) for each in sections if hasattr(each, name))
+            # A number of the setting's own kind: 10 offsets, not 10.0.
+            found[name] = default if own is None else type(default)(own.get(name, default))
+        return cls(**found)
 
 
 class DiskFacts(NamedTuple):
@@ -92,26 +99,7 @@ class DiskFacts(NamedTuple):
     staged_bytes: int
 
 
-class DiskLimits(NamedTuple):
-    """The limits of a topic for disk to lake, named like the settings."""
-
-    commit_partition_bytes: int
-    flush_interval: float
-
-    @classmethod
-    def of(
-        cls,
-        settings: DiskSettings,
-        own: Mapping[str, float] | None = None,
-        *,
-        writer: LakeWriterSettings,
-    ) -> Self:
-        """Return the settings' limits with the topic's own over them; other names do not count."""
-        named = {name: writer if name == _INTERVAL else settings for name in cls._fields}
-        return cls(**{name: _limit(section, own, name) for name, section in named.items()})
-
-
-def memory_signals(facts: MemoryFacts, limits: MemoryLimits) -> tuple[Fired, ...]:
+def memory_signals(facts: MemoryFacts, limits: Limits) -> tuple[Fired, ...]:
     """Return the signals that tell to flush a topic, empty if it may wait."""
     if not facts.offsets_unflushed:
         return ()
@@ -125,7 +113,7 @@ def memory_signals(facts: MemoryFacts, limits: MemoryLimits) -> tuple[Fired, ...
     )
 
 
-def disk_signals(facts: DiskFacts, limits: DiskLimits) -> tuple[Fired, ...]:
+def disk_signals(facts: DiskFacts, limits: Limits) -> tuple[Fired, ...]:
     """Return the signals that tell to commit a topic's files, empty if they may wait."""
     if not facts.staged_bytes:
         return ()
@@ -156,25 +144,17 @@ def checked_limits(given: Mapping[str, object]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in given.items():
         if name not in LIMIT_NAMES:
-            raise _unknown(name)
+            (nearest,) = difflib.get_close_matches(str(name), LIMIT_NAMES, n=1, cutoff=0)
+            known = ", ".join(LIMIT_NAMES)
+            raise InvalidRequest(
+                "a topic has no such limit", key=name, nearest=nearest, known=known
+            )
+        section = next(each for each in _SECTIONS if name in each.model_fields)
         try:
-            found[name] = getattr(_section(name).model_validate({name: value}), name)
+            found[name] = getattr(section.model_validate({name: value}), name)
         except ValidationError as error:
             raise _refused(name, value, error) from error
     return found
-
-
-def _section(name: str) -> type[MemorySettings | DiskSettings | LakeWriterSettings]:
-    if name == _INTERVAL:
-        return LakeWriterSettings
-    return MemorySettings if name in MemoryLimits._fields else DiskSettings
-
-
-def _unknown(name: object) -> InvalidRequest:
-    (nearest,) = difflib.get_close_matches(str(name), LIMIT_NAMES, n=1, cutoff=0)
-    return InvalidRequest(
-        "a topic has no such limit", key=name, nearest=nearest, known=", ".join(LIMIT_NAMES)
-    )
 
 
 def _refused(name: str, value: object, error: ValidationError) -> InvalidRequest:
@@ -188,15 +168,6 @@ def _refused(name: str, value: object, error: ValidationError) -> InvalidRequest
     )
 
 
-def _limit(
-    settings: MemorySettings | DiskSettings | LakeWriterSettings,
-    own: Mapping[str, float] | None,
-    name: str,
-) -> Any:
-    default: float = getattr(settings, name)
-    # A number of the setting's own kind: 10 small files, not 10.0.
-    return default if own is None else type(default)(own.get(name, default))
-
-
-LIMIT_NAMES: Final = (*MemoryLimits._fields, *DiskLimits._fields)
+_SECTIONS: Final = (MemorySettings, DiskSettings, LakeWriterSettings)
+LIMIT_NAMES: Final = Limits._fields
 """The limits that a topic may have for itself."""

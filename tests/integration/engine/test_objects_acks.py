@@ -120,7 +120,7 @@ def test_a_store_that_is_away_is_told(tmp_path):
         topic.append(b"there", ack="uploaded")
         shutil.move(tmp_path / "store", tmp_path / "elsewhere")
         (tmp_path / "store").write_bytes(b"no directory")
-        with pytest.raises(Unavailable, match="do not send it again") as caught:
+        with pytest.raises(Unavailable, match="do not send them again") as caught:
             topic.append(b"late", ack="uploaded")
         assert caught.value.details["outcome"] == "fsynced"
         assert caught.value.details["offset"] == 1

@@ -56,7 +56,6 @@ def test_a_key_is_the_same_from_a_batch_a_row_and_a_cell(name):
     keys = shape.keys(batch)
     assert keys == [shape.key_of((value,)) for value in values]
     assert keys == [shape.row_key((value,)) for value in values]
-    assert keys == [shape.key_at(batch, row) for row in range(len(values))]
     assert len(set(keys)) == len(values)
     assert shape.hashes(batch).tolist() == [shape.hash_of(key) for key in keys]
     assert shape.hashes_of(keys).tolist() == shape.hashes(batch).tolist()
@@ -86,7 +85,6 @@ def test_a_composite_key_takes_its_columns_by_id_in_key_order():
     assert shape.keys(batch) == [(2, 7)]
     assert shape.row_key((7, 0.5, day)) == (2, 7)
     assert shape.key_of((day, 7)) == (2, 7)
-    assert shape.key_at(batch, 0) == (2, 7)
     assert shape.hash_of((2, 7)) == shape.hashes(batch)[0]
     assert shape.hash_of((7, 2)) != shape.hash_of((2, 7))
 

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.config import DiskSettings, LakeWriterSettings, MemorySettings, describe
+from frazil.config import Settings, describe, load_settings
 from frazil.errors import InvalidRequest
 from frazil.topic import (
     LIMIT_NAMES,
     DiskFacts,
-    DiskLimits,
     Fired,
+    Limits,
     MemoryFacts,
-    MemoryLimits,
     checked_limits,
     disk_signals,
     memory_signals,
@@ -29,9 +28,7 @@ _ROW = re.compile(r"^\| `(\w+)` \| .* (above|than|at least) \| `(\w+)` \| `(.+)`
 MIB = 1 << 20
 QUIET = MemoryFacts(0.1, MIB, 1.0, 10, 0)
 STAGED = DiskFacts(MIB, 1.0, 1, 0, MIB)
-MEMORY = MemoryLimits.of(MemorySettings())
-WRITER = LakeWriterSettings()
-DISK = DiskLimits.of(DiskSettings(), writer=WRITER)
+LIMITS = Limits.of(Settings())
 
 MEMORY_MARKS = [
     ("memory", "usage_ratio", 0.8, 0.8000001),
@@ -52,8 +49,8 @@ DISK_MARKS = [
 @pytest.mark.parametrize(("reason", "fact", "calm", "beyond"), MEMORY_MARKS)
 def test_each_memory_signal_fires_beyond_its_limit_alone(reason, fact, calm, beyond):
     """The last calm value fires nothing; the next one fires that signal with value and limit."""
-    assert memory_signals(QUIET._replace(**{fact: calm}), MEMORY) == ()
-    (fired,) = memory_signals(QUIET._replace(**{fact: beyond}), MEMORY)
+    assert memory_signals(QUIET._replace(**{fact: calm}), LIMITS) == ()
+    (fired,) = memory_signals(QUIET._replace(**{fact: beyond}), LIMITS)
     assert (fired.reason, fired.value) == (reason, beyond)
     assert fired.limit in {calm, beyond}
 
@@ -61,8 +58,8 @@ def test_each_memory_signal_fires_beyond_its_limit_alone(reason, fact, calm, bey
 @pytest.mark.parametrize(("reason", "fact", "calm", "beyond"), DISK_MARKS)
 def test_each_disk_signal_fires_beyond_its_limit_alone(reason, fact, calm, beyond):
     """The last calm value fires nothing; the next one fires that signal with value and limit."""
-    assert disk_signals(STAGED._replace(**{fact: calm}), DISK) == ()
-    (fired,) = disk_signals(STAGED._replace(**{fact: beyond}), DISK)
+    assert disk_signals(STAGED._replace(**{fact: calm}), LIMITS) == ()
+    (fired,) = disk_signals(STAGED._replace(**{fact: beyond}), LIMITS)
     assert (fired.reason, fired.value) == (reason, beyond)
     assert fired.limit in {calm, beyond}
 
@@ -71,47 +68,45 @@ def test_each_disk_signal_fires_beyond_its_limit_alone(reason, fact, calm, beyon
 def test_exactly_the_passed_limits_fire(memory, disk):
     """Any mixture of facts fires the signals of those beyond their limits, and no other."""
     facts = QUIET._replace(**{fact: beyond for _, fact, _, beyond in memory})
-    fired = memory_signals(facts, MEMORY)
+    fired = memory_signals(facts, LIMITS)
     assert [each.reason for each in fired] == [m[0] for m in MEMORY_MARKS if m in memory]
     staged = STAGED._replace(**{fact: beyond for _, fact, _, beyond in disk})
-    due = disk_signals(staged, DISK)
+    due = disk_signals(staged, LIMITS)
     assert [each.reason for each in due] == [m[0] for m in DISK_MARKS if m in disk]
 
 
 def test_a_topic_with_nothing_to_move_fires_nothing():
     """Full memory or an old commit tells nothing about a topic without records to move."""
-    assert memory_signals(MemoryFacts(1.0, 0, 9e9, 0, 0), MEMORY) == ()
-    assert memory_signals(MemoryFacts(1.0, 0, 0.0, 1, 0), MEMORY) == (Fired("memory", 1.0, 0.8),)
-    assert disk_signals(DiskFacts(0, 9e9, 0, 0, 0), DISK) == ()
-    assert disk_signals(DiskFacts(1, 61.0, 1, 0, 1), DISK) == (Fired("age", 61.0, 60.0),)
+    assert memory_signals(MemoryFacts(1.0, 0, 9e9, 0, 0), LIMITS) == ()
+    assert memory_signals(MemoryFacts(1.0, 0, 0.0, 1, 0), LIMITS) == (Fired("memory", 1.0, 0.8),)
+    assert disk_signals(DiskFacts(0, 9e9, 0, 0, 0), LIMITS) == ()
+    assert disk_signals(DiskFacts(1, 61.0, 1, 0, 1), LIMITS) == (Fired("age", 61.0, 60.0),)
 
 
 def test_a_topics_own_limits_are_used_instead():
     """A limit of the topic replaces the setting's, the others stay; names of the other tier too."""
     own = {"flush_offsets": 5.0, "flush_interval": 2.0}
-    memory = MemoryLimits.of(MemorySettings(), own)
-    disk = DiskLimits.of(DiskSettings(), own, writer=WRITER)
-    assert memory == MEMORY._replace(flush_offsets=5)
-    assert disk == DISK._replace(flush_interval=2.0)
-    assert memory_signals(QUIET, memory) == (Fired("offsets", 10, 5),)
-    assert disk_signals(STAGED._replace(since_commit_s=3.0), disk) == (Fired("age", 3.0, 2.0),)
-    assert type(memory.flush_offsets) is int
+    limits = Limits.of(Settings(), own)
+    assert limits == LIMITS._replace(flush_offsets=5, flush_interval=2.0)
+    assert memory_signals(QUIET, limits) == (Fired("offsets", 10, 5),)
+    assert disk_signals(STAGED._replace(since_commit_s=3.0), limits) == (Fired("age", 3.0, 2.0),)
+    assert type(limits.flush_offsets) is int
 
 
 def test_limits_follow_the_settings():
     """Every limit is a setting of its tier, and a changed setting changes the limit."""
-    paths = {info.path for info in describe()}
-    assert {f"memory.{name}" for name in MemoryLimits._fields} <= paths
-    disk = {f"disk.{name}" for name in DiskLimits._fields} - {"disk.flush_interval"}
-    assert disk | {"lake.writer.flush_interval"} <= paths
-    assert set(LIMIT_NAMES) == {*MemoryLimits._fields, *DiskLimits._fields}
-    assert MemoryLimits.of(MemorySettings(flush_age_s=2.0)).flush_age_s == 2.0
-    assert (
-        DiskLimits.of(DiskSettings(commit_partition_bytes=7), writer=WRITER).commit_partition_bytes
-        == 7
+    paths = {info.path.rpartition(".")[2] for info in describe()}
+    assert set(LIMIT_NAMES) <= paths
+    settings = load_settings(
+        environment={},
+        overrides={
+            "memory.flush_age_s": 2,
+            "disk.commit_partition_bytes": 7,
+            "lake.writer.flush_interval": 5,
+        },
     )
-    often = LakeWriterSettings(flush_interval=5.0)
-    assert DiskLimits.of(DiskSettings(), writer=often).flush_interval == 5.0
+    limits = Limits.of(settings)
+    assert (limits.flush_age_s, limits.commit_partition_bytes, limits.flush_interval) == (2, 7, 5)
 
 
 def test_a_topics_limits_take_the_units_of_the_settings():
