@@ -223,7 +223,7 @@ def test_a_subscription_without_storage_can_be_ended(tmp_path):
         admin.services.unreliable.publish(
             admin.services.topics.find("/default/t"), Message(b"lost")
         )
-        return end[0], await listed(admin), admin.services.unreliable.counters.unheard
+        return end[0], await listed(admin), admin.services.unreliable.unheard
 
     assert run(tmp_path, scene) == ("OK", [], 1)
 

@@ -10,6 +10,7 @@ from danube import SubType
 
 from frazil.schema import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, AckResponse, NackRequest, NackResponse
+from frazil.serve.grpc import server
 from frazil.serve.grpc.codec import Code
 from tests.integration.serve.consuming_world import (
     ACK,
@@ -369,7 +370,7 @@ def test_streams_end_with_unavailable_when_the_broker_stops(tmp_path):
 
 def test_a_stream_ends_when_it_may_not_go_on(tmp_path, monkeypatch):
     """Who may no longer consume is told so while the stream is open."""
-    monkeypatch.setattr("frazil.serve.danube.consumers.TICK_S", 0.02)
+    monkeypatch.setattr(server, "RECHECK_S", 0.02)
 
     async def scene(world, caller):
         consumer = (await caller.subscribe()).consumer_id
@@ -381,28 +382,12 @@ def test_a_stream_ends_when_it_may_not_go_on(tmp_path, monkeypatch):
             asked.append(call.path)
             return (Code.PERMISSION_DENIED, "no more") if len(asked) > 1 else None
 
-        world.consumers.check = refuse
+        world.server.check = refuse
         return await end_of(stream), asked
 
     ended, asked = run(tmp_path, scene)
     assert ended == ("PERMISSION_DENIED", "no more")
     assert asked == ["/danube.ConsumerService/ReceiveMessages"] * 2
-
-
-def test_a_stream_ends_when_its_id_is_gone(tmp_path, monkeypatch):
-    """Nobody can be asked whether it may go on, so it does not."""
-    monkeypatch.setattr("frazil.serve.danube.consumers.TICK_S", 0.02)
-
-    async def scene(world, caller):
-        consumer = (await caller.subscribe()).consumer_id
-        stream = caller.receive(consumer)
-        await streams(world, 1)
-        world.consumers.check = lambda _call: None
-        world.consumers.forget_subscription(TOPIC, "s")
-        return consumer, await end_of(stream)
-
-    consumer, ended = run(tmp_path, scene)
-    assert ended == ("NOT_FOUND", f"The consumer with the id {consumer} does not exist")
 
 
 def test_a_client_that_stops_reading_is_given_no_more(tmp_path):

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from frazil.serve.grpc.codec import Code
-from frazil.serve.waiting import fastest_loop
+from frazil.serve.process import fastest_loop
 from tests.integration.serve.grpc_world import assert_answers, eventually, serving
 from tests.unit.serve.auth.certificates import write_certificate
 

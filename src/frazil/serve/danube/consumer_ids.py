@@ -20,8 +20,6 @@ from frazil.struct_types import learnt
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from frazil.engine import Engine
 
 __all__ = ["ConsumerFacts", "ConsumerIds", "consumer_id"]
@@ -147,20 +145,6 @@ class ConsumerIds:
         # One that comes back with a restart, since this was not written, is found to be stale then.
         with contextlib.suppress(FrazilError):
             self._engine.states.submit(StateTag.CLIENT, _key(identity), None)
-
-    def forget_all(self, identities: Iterable[int]) -> None:
-        """Remove ids; durable soon."""
-        for identity in list(identities):
-            self.forget(identity)
-
-    def forget_subscription(self, topic: str, subscription: str) -> None:
-        """Remove the ids of a subscription that ended."""
-        self.forget_all(self._members.get((topic, subscription), ()))
-
-    def forget_topic(self, topic: str) -> None:
-        """Remove the ids of a topic that was deleted."""
-        for key in [key for key in self._members if key[0] == topic]:
-            self.forget_all(self._members.get(key, ()))
 
     def _is_stale(self, facts: ConsumerFacts) -> bool:
         """Tell whether a consumer's topic is gone, or another one has its name."""

@@ -70,7 +70,7 @@ class Call:
     is_ended_here: bool = False
     """Whether the server ended it, not its handler; otherwise `on_cancel` means a client that is gone."""
     on_ready: Callable[[], None] | None = None
-    on_cancel: Callable[[], None] | None = None
+    on_cancel: Callable[[], object] | None = None
 
     def __init__(self, calls: Calls, stream: Stream, head: CallHead, message: bytes) -> None:
         self.head = head
@@ -466,7 +466,7 @@ class Calls:
             call.fail(code, text)
             self._notify(call, call.on_cancel)
 
-    def _notify(self, call: Call, callback: Callable[[], None] | None) -> None:
+    def _notify(self, call: Call, callback: Callable[[], object] | None) -> None:
         if callback is None:
             return
         try:

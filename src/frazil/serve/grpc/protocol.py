@@ -92,11 +92,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         counters = self._server.counters
         counters.received_bytes_total += nbytes
         self._has_heard = True
-        before = counters.calls_total
         is_alive = self.connection.receive(bytes(self._server.buffer[:nbytes]))
         self.calls.end_run()
-        if counters.calls_total - before > 1:
-            self._server.crowd()
         self.flush()
         if not is_alive:
             self.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -141,7 +142,7 @@ _Result = TypeVar("_Result")
 
 # -- coroutines as handlers ----------------------------------------------------------------------
 
-_running: set[asyncio.Task[Any]] = set()
+_running: set[asyncio.Future[Any]] = set()
 """The loop itself keeps no reference to a task that waits."""
 
 
@@ -151,30 +152,33 @@ def awaited(answer: Callable[[Call, bytes], Awaitable[bytes]]) -> Handler:
     The coroutine is cancelled when the client gives the call up.
     """
 
-    async def run(call: Call, message: bytes) -> bytes:
-        return await answer(call, message)
-
     def handler(call: Call, message: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(run(call, message))
-        _running.add(task)
-
-        def cancel() -> None:
-            task.cancel()
-
-        call.on_cancel = cancel
-        task.add_done_callback(lambda done: _settle(call, done))
+        start(call, answer(call, message))
 
     return handler
 
 
-def _settle(call: Call, task: asyncio.Task[bytes]) -> None:
+def start(call: Call, work: Awaitable[bytes | None]) -> None:
+    """Do the work of a call, cancelled when its client gives it up; what it raises is its status.
+
+    Bytes that it returns are the answer; without them the work has seen to the answer itself.
+    """
+    task = asyncio.ensure_future(work)
+    _running.add(task)
+    call.on_cancel = task.cancel
+    task.add_done_callback(partial(_settle, call))
+
+
+def _settle(call: Call, task: asyncio.Future[bytes | None]) -> None:
     _running.discard(task)
     if task.cancelled():
         call.fail(Code.CANCELLED, "cancelled")
         return
     error = task.exception()
     if error is None:
-        call.ok(task.result())
+        answer = task.result()
+        if answer is not None:
+            call.ok(answer)
     elif isinstance(error, CallFailed):
         call.fail(error.code, error.text)
     else:

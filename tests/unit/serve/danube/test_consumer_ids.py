@@ -61,19 +61,14 @@ def test_an_id_is_known_after_a_restart_with_all_that_it_stands_for(tmp_path):
 
 
 def test_what_is_forgotten_stays_forgotten(tmp_path):
-    """An id alone, those of a subscription and those of a topic are gone in the next life, too."""
+    """Ids that were removed are gone in the next life, too."""
 
     async def forget(ids, engine, uid):
-        engine.create_topic("/default/other")
         one = await ids.put(facts(uid, "one"))
         kept = await ids.put(facts(uid, "kept"))
-        for name in ("a", "b"):
-            await ids.put(facts(uid, name, subscription="ended"))
-        await ids.put(facts(uid, topic="/default/other"))
-        ids.forget(one)
-        ids.forget_subscription("/default/t", "ended")
-        ids.forget_topic("/default/other")
-        ids.forget(12345)
+        ended = await ids.put(facts(uid, "a", subscription="ended"))
+        for each in (one, ended, 12345):
+            ids.forget(each)
         return kept, len(ids), ids.subscriptions()
 
     async def look(ids, engine, _uid):
