@@ -126,10 +126,7 @@ class Consumers:
             request.subscription_type,
             tuple(request.key_filters),
         )
-        try:
-            identity = await to_its_end(self._admit(topic, facts))
-        except FrazilError as error:
-            raise Refused(status_of(error)) from error
+        identity = await to_its_end(self._admit(topic, facts))
         return ConsumerResponse(
             request_id=request.request_id,
             consumer_id=identity,
@@ -359,10 +356,7 @@ class Consumers:
             wait_s = current.opened_s + TAKEOVER_AGE_S - self._loop.time()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-        try:
-            subscription = await self._subscription(topic, facts)
-        except FrazilError as error:
-            raise Refused(status_of(error)) from error
+        subscription = await self._subscription(topic, facts)
         if not call.is_open:
             return
         if self._is_closing:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from frazil.errors import FrazilError, InvalidRequest
+from frazil.errors import InvalidRequest
 from frazil.registry import check_subject
 from frazil.serve.auth import ANYTHING, CLUSTER, Action, Need, Resource, topic_resource
 from frazil.serve.danube.messages import parse_request
@@ -20,7 +20,7 @@ from frazil.serve.danube.names import check_namespace, checked_topic
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
-from frazil.serve.danube.statuses import ADMINISTERING, Refused, status, status_of
+from frazil.serve.danube.statuses import Refused, status, status_of
 from frazil.serve.grpc.router import Unary, awaited
 
 if TYPE_CHECKING:
@@ -277,10 +277,7 @@ def routes_of(service: str, answers: Mapping[str, Answer], acts: Acts) -> dict[s
 
 def _handler(rpc: Rpc, answer: Answer, acts: Acts) -> Callable[[Call, bytes], Awaitable[bytes]]:
     async def reply(request: Any) -> bytes:
-        try:
-            found: bytes = (await answer(request)).SerializeToString()
-        except FrazilError as error:
-            raise Refused(status_of(error, ADMINISTERING)) from error
+        found: bytes = (await answer(request)).SerializeToString()
         return found
 
     async def run(call: Call, message: bytes) -> bytes:

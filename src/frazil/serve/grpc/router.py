@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 
 from frazil.errors import FrazilError
-from frazil.serve.grpc.codec import CallFailed, Code, metadata, timeout_seconds
+from frazil.serve.danube.statuses import status_of
+from frazil.serve.grpc.codec import CallFailed, Code, metadata
 
 if TYPE_CHECKING:
     from frazil.serve.grpc.calls import Call, CallRun
@@ -29,35 +30,29 @@ FreeCalls = Callable[[str, int], int]
 """Counts calls of a peer that need no guard; returns how many of that number may pass."""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-_NO_BYTES: Final[Mapping[str, bytes]] = MappingProxyType({})
 _CONTENT_TYPE: Final = b"application/grpc"
 
 
 @attrs.frozen
-class Unary:
-    """One message in, one message out.
+class Route:
+    """One message in, one message out; a stream has any number of messages out.
 
     `many`, if there is one, gets calls that came together. A server that stops refuses calls that
-    are `is_fresh`: new work.
+    are `is_fresh`: new work. The HEADERS of a stream's answer go out when the handler begins.
     """
 
     handler: Handler
     many: RunHandler | None = None
     is_fresh: bool = False
-    is_stream: bool = attrs.field(default=False, init=False)
+    is_stream: bool = False
 
 
-@attrs.frozen
-class Stream:
-    """One message in, any number out; its answer's HEADERS go out when the handler begins."""
-
-    handler: Handler
-    many: None = attrs.field(default=None, init=False)
-    is_fresh: bool = attrs.field(default=True, init=False)
-    is_stream: bool = attrs.field(default=True, init=False)
+Unary = Route
 
 
-Route = Unary | Stream
+def Stream(handler: Handler) -> Route:  # noqa: N802 - a kind of route
+    """Return the route of a stream."""
+    return Route(handler, is_fresh=True, is_stream=True)
 
 
 @attrs.frozen(eq=False)
@@ -71,12 +66,9 @@ class CallHead:
     handler: Handler | None
     is_stream: bool = False
     metadata: Mapping[str, str] = _NOTHING
-    binary: Mapping[str, bytes] = _NO_BYTES
-    timeout_s: float | None = None
     plain_status: int = 0
     refusal: tuple[Code, str] | None = None
     many: RunHandler | None = None
-    """None also for calls that must be handled one by one, such as those with a deadline."""
     is_fresh: bool = False
     """A server that stops refuses it."""
 
@@ -106,29 +98,21 @@ class Router:
         """Return what a request's headers mean; errors in them become its refusal."""
         found = dict(fields)
         path = found[b":path"].decode("latin-1")
-        texts: Mapping[str, str] = _NOTHING
-        try:
-            texts, binaries = metadata(fields)
-            if found[b":method"] != b"POST":
-                return CallHead(path, None, metadata=texts, plain_status=405)
-            if not _is_grpc(found.get(b"content-type", b"")):
-                return CallHead(path, None, metadata=texts, plain_status=415)
-            route = self.routes.get(path)
-            if route is None:
-                unknown = (Code.UNIMPLEMENTED, "unknown method")
-                return CallHead(path, None, metadata=texts, refusal=unknown)
-            timeout = found.get(b"grpc-timeout")
-            seconds = None if timeout is None else timeout_seconds(timeout)
-        except CallFailed as error:
-            return CallHead(path, None, metadata=texts, refusal=(error.code, error.text))
+        texts = MappingProxyType(metadata(fields))
+        if found[b":method"] != b"POST":
+            return CallHead(path, None, metadata=texts, plain_status=405)
+        if not _is_grpc(found.get(b"content-type", b"")):
+            return CallHead(path, None, metadata=texts, plain_status=415)
+        route = self.routes.get(path)
+        if route is None:
+            unknown = (Code.UNIMPLEMENTED, "unknown method")
+            return CallHead(path, None, metadata=texts, refusal=unknown)
         return CallHead(
             path,
             route.handler,
             route.is_stream,
-            MappingProxyType(texts),
-            MappingProxyType(binaries),
-            seconds,
-            many=route.many if seconds is None else None,
+            texts,
+            many=route.many,
             is_fresh=route.is_fresh,
         )
 
@@ -179,8 +163,8 @@ def _settle(call: Call, task: asyncio.Future[bytes | None]) -> None:
         answer = task.result()
         if answer is not None:
             call.ok(answer)
-    elif isinstance(error, CallFailed):
-        call.fail(error.code, error.text)
+    elif isinstance(error, CallFailed | FrazilError):
+        call.fail(*status_of(error))
     else:
         call.break_off(error)
 

@@ -251,13 +251,12 @@ class Server:
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             counters = self.counters
-            number = counters.connections_total + 1
-            connection = ClientConnection(self, peer=peer_text(address), number=number)
+            connection = ClientConnection(self, peer=peer_text(address))
             if not self._shared.admit(connection, self):
                 counters.connections_refused_total += 1
                 accepted.close()
                 continue
-            counters.connections_total = number
+            counters.connections_total += 1
             self._connections[connection] = None
             counters.connections = len(self._connections)
             with contextlib.suppress(OSError):
