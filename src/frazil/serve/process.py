@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from frazil.errors import CODES, FrazilError, InvalidRequest, Unavailable
 from frazil.serve.broker import DRAIN_S, Broker
+from frazil.serve.grpc.calls import place_of
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -132,11 +133,12 @@ class _Process:
 def _tell_bug(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Tell a bug that no call is there for: its kind and place, never its text (it may be data)."""
     error = context.get("exception")
-    trace = None if error is None else error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
-    warn("loop_failed", error=type(error).__name__, place=place, what=context.get("message", ""))
+    warn(
+        "loop_failed",
+        error=type(error).__name__,
+        place=place_of(error),
+        what=context.get("message", ""),
+    )
 
 
 def _allow_files(count: int) -> None:

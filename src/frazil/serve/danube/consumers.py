@@ -184,10 +184,10 @@ class Consumers:
         """Answer Nack when the failed attempt is durable."""
         request_id, topic, name, offset, delay_ms, reason = parse_nack(message)
         done = partial(_settle, call, request_id, NACKING)
-        reason = (reason or "")[:REASON_CHARACTERS_MAX]
+        reason = reason[:REASON_CHARACTERS_MAX]
 
         def settle(found: Subscription) -> None:
-            found.nack(offset, done, delay_ms=delay_ms or 0, reason=reason)
+            found.nack(offset, done, delay_ms=delay_ms, reason=reason)
 
         subscription = self._deliveries.find(topic, name)
         if subscription is not None:

@@ -195,12 +195,8 @@ def needs_of(path: str, message: bytes, services: Services) -> list[Need] | None
     if rpc is None:
         return None
     request = parse_request(rpc.request, message)
-    found = []
-    for target in rpc.targets:
-        resource = _resource(target, request, services)
-        if resource is not None:
-            found.append(Need(target.action, resource))
-    return found
+    found = ((target, _resource(target, request, services)) for target in rpc.targets)
+    return [Need(target.action, resource) for target, resource in found if resource is not None]
 
 
 def _resource(target: Target, request: Any, services: Services) -> Resource | None:

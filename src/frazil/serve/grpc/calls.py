@@ -431,9 +431,15 @@ class Calls:
     def on_bug(self, call: Call, error: BaseException) -> None:
         """Answer INTERNAL; log the error's type and line, never its text (it may be data)."""
         self.counters.handler_errors_total += 1
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        place = "" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
-        warn("call_handler_failed", path=call.path, error=type(error).__name__, place=place)
+        warn(
+            "call_handler_failed", path=call.path, error=type(error).__name__, place=place_of(error)
+        )
         call.fail(Code.INTERNAL, "internal error")
+
+
+def place_of(error: BaseException | None) -> str:
+    """Return the function and line that raised an error."""
+    trace = None if error is None else error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
