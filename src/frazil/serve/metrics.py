@@ -80,12 +80,12 @@ def _found(facts: Facts, path: str) -> Any:
     return value
 
 
-def _entries(facts: Facts, path: str) -> Mapping[Any, Any]:
-    """Return the entries of the list or mapping at a path."""
+def _entries(facts: Facts, path: str) -> Mapping[Any, Any] | None:
+    """Return the entries of the list or mapping at a path, None if there is neither."""
     found = _found(facts, path)
     if isinstance(found, list | tuple):
         return dict(enumerate(found))
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, Mapping) else None
 
 
 def _number(value: Any) -> float | None:
@@ -114,7 +114,8 @@ def at(path: str, *, scale: float = 1.0) -> Reader:
 def by_key(label: str, path: str) -> Reader:
     """Read a mapping of numbers; each key is a value of the label."""
     return lambda facts: _samples(
-        (((label, str(key)),), value) for key, value in sorted(_entries(facts, path).items())
+        (((label, str(key)),), value)
+        for key, value in sorted((_entries(facts, path) or {}).items())
     )
 
 
@@ -122,8 +123,9 @@ def total(path: str, inner: str) -> Reader:
     """Read a list or mapping of trees, and add up what each has at `inner`."""
 
     def read(facts: Facts) -> Iterator[Sample]:
-        if _found(facts, path) is not None:
-            numbers = (_number(_found(tree, inner)) for tree in _entries(facts, path).values())
+        trees = _entries(facts, path)
+        if trees is not None:
+            numbers = (_number(_found(tree, inner)) for tree in trees.values())
             yield Sample(sum((number for number in numbers if number is not None), 0.0))
 
     return read
@@ -131,9 +133,13 @@ def total(path: str, inner: str) -> Reader:
 
 def count_of(path: str) -> Reader:
     """Read how many entries a list or mapping has."""
-    return lambda facts: _samples(
-        [((), len(_entries(facts, path)) if _found(facts, path) is not None else None)]
-    )
+
+    def read(facts: Facts) -> Iterator[Sample]:
+        entries = _entries(facts, path)
+        if entries is not None:
+            yield Sample(float(len(entries)))
+
+    return read
 
 
 def share(part: str, whole: str) -> Reader:
