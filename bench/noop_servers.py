@@ -105,7 +105,7 @@ def main(kind: str) -> None:
 def _own() -> None:
     from frazil.serve.grpc.router import Router, Stream, Unary
     from frazil.serve.grpc.server import Server
-    from frazil.serve.waiting import fastest_loop
+    from frazil.serve.process import fastest_loop
 
     def answer(call, _message):
         call.ok(ANSWER)

@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from hpack import Decoder, HPACKError
 
-from frazil.clock import SystemClock
 from frazil.serve.grpc.calls import Calls, Counters
 from frazil.serve.grpc.codec import CallFailed, only_message, status_text
 from frazil.serve.grpc.router import Router, Stream, Unary
@@ -71,7 +70,7 @@ class _Served:
 
     def __init__(self):
         self.counters = Counters()
-        self.calls = Calls(ROUTER, self.counters, SystemClock(), peer="fuzz", number=1)
+        self.calls = Calls(ROUTER, self.counters, peer="fuzz")
         self.connection = Connection(LIMITS, self.calls, lambda: None)
         self.calls.sender = self.sender = self.connection.sender
         self.said = b""
@@ -101,7 +100,6 @@ class _Served:
         table = self.connection.table
         assert (table.unfinished, table.unanswered, self.sender.queued) == (0, 0, 0)
         assert not table.open
-        assert not self.calls.timed
         assert self.counters.handler_errors_total == 0
         return seen
 

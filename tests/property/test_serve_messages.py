@@ -201,7 +201,7 @@ def test_acks_and_nacks_are_read_as_they_were_meant(
     ack = DanubeApi_pb2.AckRequest(**common).SerializeToString()
     assert messages.parse_ack(ack) == (request_id, topic, subscription, offset)
     nack = DanubeApi_pb2.NackRequest(**common, delay_ms=delay_ms, reason=reason)
-    wanted = (request_id, topic, subscription, offset, delay_ms, reason)
+    wanted = (request_id, topic, subscription, offset, delay_ms or 0, reason or "")
     assert messages.parse_nack(nack.SerializeToString()) == wanted
 
 

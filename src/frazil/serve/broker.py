@@ -229,7 +229,7 @@ class Broker:
                     found = await asyncio.to_thread(load_credentials, self.settings.auth)
                     self.guard.replace(found)
                     for server in self._servers.values():
-                        server.recheck(self.guard.check)
+                        server.recheck()
             except FrazilError as error:
                 warn("credentials_not_replaced", error=error)
             try:
@@ -286,8 +286,6 @@ class Broker:
         self.services = Services(self.engine, addresses=self.addresses.facts())
         needs = partial(needs_of, services=self.services)
         self.guard = load_guard(self.settings, needs=needs, clock=self._clock)
-        # Tokens end while streams go on.
-        self.services.consumers.check = self.guard.check if self.guard.enabled else None
         if self.guard.enabled:
             self.services.acts.principal_of = self.guard.principal_of
         limits = server_limits(self.settings)
@@ -302,6 +300,7 @@ class Broker:
         ):
             router = Router(routes, self.guard, self.guard.free_calls, foresee)
             self._servers[name] = server = Server(router, limits, self._clock, counts)
+            server.check = self.guard.check if self.guard.enabled else None
             undo.callback(server.close)
             await server.start_on(listener, context)
 

@@ -121,7 +121,7 @@ async def _change(broker: Broker, call: Call) -> Any:
         found = {"dropped": call.name}
     for topic in topics:
         # The ids that clients had for it.
-        services.consumer_ids.forget_subscription(topic, call.name)
+        services.consumers.forget_subscription(topic, call.name)
     return found
 
 

@@ -30,7 +30,6 @@ __all__ = [
     "Reader",
     "Sample",
     "at",
-    "both",
     "by_key",
     "count_of",
     "metrics_text",
@@ -49,11 +48,14 @@ LABEL_CHARACTERS_MAX: Final = 64
 Facts = Mapping[str, Any]
 
 
+Labels = tuple[tuple[str, str], ...]
+
+
 class Sample(NamedTuple):
     """One value, with its labels."""
 
     value: float
-    labels: tuple[tuple[str, str], ...] = ()
+    labels: Labels = ()
 
 
 Reader = Callable[[Facts], Iterable[Sample]]
@@ -78,6 +80,14 @@ def _found(facts: Facts, path: str) -> Any:
     return value
 
 
+def _entries(facts: Facts, path: str) -> Mapping[Any, Any] | None:
+    """Return the entries of the list or mapping at a path, None if there is neither."""
+    found = _found(facts, path)
+    if isinstance(found, list | tuple):
+        return dict(enumerate(found))
+    return found if isinstance(found, Mapping) else None
+
+
 def _number(value: Any) -> float | None:
     if not isinstance(value, int | float):
         return None
@@ -88,48 +98,34 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def at(path: str, *, scale: float = 1.0, labels: tuple[tuple[str, str], ...] = ()) -> Reader:
+def _samples(values: Iterable[tuple[Labels, Any]], scale: float = 1.0) -> Iterator[Sample]:
+    """Return a sample of each value that is a number."""
+    for labels, value in values:
+        number = _number(value)
+        if number is not None:
+            yield Sample(number * scale, labels)
+
+
+def at(path: str, *, scale: float = 1.0) -> Reader:
     """Read the number at a path, times `scale`; nothing if it is not there."""
-
-    def read(facts: Facts) -> Iterator[Sample]:
-        value = _number(_found(facts, path))
-        if value is not None:
-            yield Sample(value * scale, labels)
-
-    return read
-
-
-def both(*readers: Reader) -> Reader:
-    """Read what all readers read."""
-
-    def read(facts: Facts) -> Iterator[Sample]:
-        for each in readers:
-            yield from each(facts)
-
-    return read
+    return lambda facts: _samples([((), _found(facts, path))], scale)
 
 
 def by_key(label: str, path: str) -> Reader:
     """Read a mapping of numbers; each key is a value of the label."""
-
-    def read(facts: Facts) -> Iterator[Sample]:
-        found = _found(facts, path)
-        for key, value in sorted(found.items()) if isinstance(found, Mapping) else ():
-            number = _number(value)
-            if number is not None:
-                yield Sample(number, ((label, str(key)),))
-
-    return read
+    return lambda facts: _samples(
+        (((label, str(key)),), value)
+        for key, value in sorted((_entries(facts, path) or {}).items())
+    )
 
 
 def total(path: str, inner: str) -> Reader:
     """Read a list or mapping of trees, and add up what each has at `inner`."""
 
     def read(facts: Facts) -> Iterator[Sample]:
-        found = _found(facts, path)
-        each = found.values() if isinstance(found, Mapping) else found
-        if isinstance(found, Mapping | list | tuple):
-            numbers = [_number(_found(tree, inner)) for tree in each]
+        trees = _entries(facts, path)
+        if trees is not None:
+            numbers = (_number(_found(tree, inner)) for tree in trees.values())
             yield Sample(sum((number for number in numbers if number is not None), 0.0))
 
     return read
@@ -139,9 +135,9 @@ def count_of(path: str) -> Reader:
     """Read how many entries a list or mapping has."""
 
     def read(facts: Facts) -> Iterator[Sample]:
-        found = _found(facts, path)
-        if isinstance(found, Mapping | list | tuple):
-            yield Sample(float(len(found)))
+        entries = _entries(facts, path)
+        if entries is not None:
+            yield Sample(float(len(entries)))
 
     return read
 
@@ -159,14 +155,10 @@ def share(part: str, whole: str) -> Reader:
 
 def one_of(label: str, path: str, *values: str) -> Reader:
     """Read a text as one line for each text it may be: 1 for what it is, 0 for the others."""
-
-    def read(facts: Facts) -> Iterator[Sample]:
-        found = _found(facts, path)
-        if isinstance(found, str):
-            for value in values:
-                yield Sample(float(value == found), ((label, value),))
-
-    return read
+    return lambda facts: _samples(
+        (((label, value),), float(value == _found(facts, path)) if _found(facts, path) else None)
+        for value in values
+    )
 
 
 def render(metrics: Iterable[Metric], facts: Facts) -> str:
@@ -216,26 +208,29 @@ def _counter(name: str, text: str, read: Reader) -> Metric:
 
 
 def _quantiles(path: str, *, suffix: str = "", scale: float = 1.0) -> Reader:
-    return both(
-        at(f"{path}.p50{suffix}", scale=scale, labels=(("quantile", "0.5"),)),
-        at(f"{path}.p99{suffix}", scale=scale, labels=(("quantile", "0.99"),)),
+    return lambda facts: _samples(
+        (
+            ((("quantile", quantile),), _found(facts, f"{path}.{name}{suffix}"))
+            for quantile, name in (("0.5", "p50"), ("0.99", "p99"))
+        ),
+        scale,
     )
 
 
 def _ports(name: str) -> Reader:
     """Read one counter of every listener."""
-
-    def read(facts: Mapping[str, Any]) -> Iterator[Sample]:
-        for port, counters in sorted(facts.get("ports", {}).items()):
-            yield Sample(float(counters[name]), (("port", port),))
-
-    return read
+    return lambda facts: _samples(
+        ((("port", port),), counters[name])
+        for port, counters in sorted(facts.get("ports", {}).items())
+    )
 
 
-def _statuses(facts: Mapping[str, Any]) -> Iterator[Sample]:
-    for port, counters in sorted(facts.get("ports", {}).items()):
-        for status, count in counters["statuses"].items():
-            yield Sample(float(count), (("port", port), ("status", status)))
+def _statuses(facts: Facts) -> Iterator[Sample]:
+    return _samples(
+        ((("port", port), ("status", status)), count)
+        for port, counters in sorted(facts.get("ports", {}).items())
+        for status, count in counters["statuses"].items()
+    )
 
 
 def _journal(name: str) -> Reader:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import os
 import resource
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from frazil.errors import CODES, FrazilError, InvalidRequest, Unavailable
 from frazil.serve.broker import DRAIN_S, Broker
-from frazil.serve.waiting import fastest_loop
+from frazil.serve.grpc.calls import place_of
 from frazil.telemetry import warn
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from frazil.config import Settings
 
-__all__ = ["run_broker"]
+__all__ = ["fastest_loop", "run_broker"]
 
 FILES_BESIDE: Final = 4096
 """Open files beside the connections: segments, metadata, tables."""
@@ -51,6 +52,15 @@ def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
     _allow_files(settings.serve.connections_max + FILES_BESIDE)
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         runner.run(_Process(settings).run(on_ready))
+
+
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes an event loop: uvloop's where it is installed, else the standard one."""
+    try:
+        found = importlib.import_module("uvloop").new_event_loop
+    except ImportError:
+        found = asyncio.SelectorEventLoop
+    return cast("Callable[[], asyncio.AbstractEventLoop]", found)
 
 
 class _Process:
@@ -98,9 +108,7 @@ class _Process:
     def _fenced(self, error: FrazilError) -> None:
         """End: another broker has the data, and clients must look for it there."""
         self._failure = error
-        if not self._stop.is_set():
-            self._stop.set()
-            _watch(DRAIN_S + CLOSE_S)
+        self._halt()
 
     def _end(self) -> None:
         for number in ENDING:
@@ -108,6 +116,9 @@ class _Process:
             # The next one, whichever it is, does what the system does with it: the process is gone.
             # Python's own way with SIGINT would wait for threads, and one of them may hang.
             signal.signal(number, signal.SIG_DFL)
+        self._halt()
+
+    def _halt(self) -> None:
         if not self._stop.is_set():
             self._stop.set()
             _watch(DRAIN_S + CLOSE_S)
@@ -122,11 +133,12 @@ class _Process:
 def _tell_bug(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Tell a bug that no call is there for: its kind and place, never its text (it may be data)."""
     error = context.get("exception")
-    trace = None if error is None else error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
-    warn("loop_failed", error=type(error).__name__, place=place, what=context.get("message", ""))
+    warn(
+        "loop_failed",
+        error=type(error).__name__,
+        place=place_of(error),
+        what=context.get("message", ""),
+    )
 
 
 def _allow_files(count: int) -> None:

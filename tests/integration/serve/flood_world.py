@@ -21,7 +21,7 @@ import grpc
 
 from frazil.serve.grpc.server import Server
 from frazil.serve.h2.limits import ServerLimits
-from frazil.serve.waiting import fastest_loop
+from frazil.serve.process import fastest_loop
 from tests.integration.serve.grpc_world import Handlers
 
 SECONDS_MAX = 60

@@ -43,7 +43,7 @@ class Handlers:
         )
 
     def echo(self, call, message):
-        self.metadata.append((dict(call.metadata), dict(call.binary)))
+        self.metadata.append(dict(call.metadata))
         call.ok(message)
 
     def hold(self, call, message):

@@ -147,32 +147,6 @@ def channel_to(port):
     )
 
 
-@pytest.mark.parametrize("sources", [["127.0.0.1"], ["127.0.0.2", "127.0.0.3"]])
-def test_connections_that_never_call_lock_nobody_out(sources):
-    """However many there are, of one address or of all: a client connects and stays connected."""
-
-    async def scene():
-        counts = ConnectionLimits(client_max=6, connections_max=10)
-        async with plain_server(ServerLimits(tick_s=0.05), counts) as (server, port, held):
-            silent = [greeted(port, sources[number % len(sources)]) for number in range(40)]
-            await eventually(lambda: server.counters.connections_total == 40)
-            async with channel_to(port) as channel:
-                assert await channel.unary_unary("/t.T/Echo")(b"x", timeout=SECONDS_MAX) == b"x"
-                waiting = channel.unary_unary("/t.T/Hold")(b"", timeout=SECONDS_MAX)
-                await eventually(lambda: len(held) == 1)
-                silent += [greeted(port, sources[number % len(sources)]) for number in range(40)]
-                await eventually(lambda: server.counters.connections_total == 81)
-                held[0].ok(b"still here")
-                assert await waiting == b"still here"
-            assert server.counters.connections_refused_total == 0
-            assert server.counters.connections <= 10
-            for each in silent:
-                each.close()
-        assert len(counts) == 0
-
-    asyncio.run(scene())
-
-
 def test_connections_that_are_in_use_are_not_evicted():
     """When every place has a call, or had one lately, the newcomer is refused."""
 

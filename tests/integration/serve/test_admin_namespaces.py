@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
@@ -57,37 +56,6 @@ def test_a_namespace_is_there_until_it_is_deleted(tmp_path):
     assert empty == []
 
 
-def test_what_cannot_be_done_to_a_namespace_has_its_status(tmp_path):
-    """Existing, unknown, used and built-in namespaces, and what is no name, are refused as such."""
-
-    async def scene(admin):
-        await admin.ask("CreateNamespace", space("shop"), NAMESPACES)
-        await admin.ask("CreateTopic", new("/shop/orders"))
-        calls = [
-            ("CreateNamespace", "shop"),
-            ("CreateNamespace", "default"),
-            ("DeleteNamespace", "shop"),
-            ("DeleteNamespace", "system"),
-            ("DeleteNamespace", "none"),
-            ("GetNamespaceTopics", "none"),
-            ("GetNamespacePolicies", "none"),
-            *(
-                (call, name)
-                for call in ("CreateNamespace", "DeleteNamespace", "GetNamespaceTopics")
-                for name in ("", "a/b", "a.b", "x" * 300, "a b")
-            ),
-        ]
-        return [await admin.refused(call, space(name), NAMESPACES) for call, name in calls]
-
-    found = run(tmp_path, scene)
-    codes = [code for code, _ in found]
-    assert codes[:2] == ["ALREADY_EXISTS"] * 2
-    assert codes[2:4] == ["FAILED_PRECONDITION"] * 2
-    assert "topics=1 one=/shop/orders" in found[2][1]
-    assert codes[4:7] == ["NOT_FOUND"] * 3
-    assert codes[7:] == ["INVALID_ARGUMENT"] * 15
-
-
 def test_namespaces_of_topics_that_nobody_asked_for_exist(tmp_path):
     """A topic that a program made is found by its namespace, which may be made, but not deleted."""
 
@@ -138,42 +106,3 @@ def test_calls_that_come_together_make_a_namespace_once(tmp_path):
         return sorted("made" if hasattr(each, "success") else each.code().name for each in found)
 
     assert run(tmp_path, scene) == ["ALREADY_EXISTS"] * 4 + ["made"]
-
-
-def test_the_policies_of_a_namespace_are_the_limits_that_count(tmp_path):
-    """They are JSON, with the numbers of the settings."""
-
-    async def scene(admin):
-        return await admin.ask("GetNamespacePolicies", space("default"), NAMESPACES)
-
-    policies = json.loads(run(tmp_path, scene).policies)
-    assert policies == {
-        "max_producers_per_topic": 1_000,
-        "max_consumers_per_subscription": 1_000,
-        "max_subscriptions_per_topic": 1_000,
-        "max_message_size": 1 << 20,
-    }
-
-
-def test_the_one_broker_leads_and_says_where_it_is(tmp_path):
-    """It is listed once, with its addresses, and is its own leader."""
-
-    async def scene(admin):
-        found = await admin.ask("ListBrokers", service=BROKERS)
-        leader = await admin.ask("GetLeaderBroker", service=BROKERS)
-        return found, leader, f"http://127.0.0.1:{admin.port}"
-
-    brokers, leader, url = run(tmp_path, scene)
-    assert brokers == wire.ListBrokersResponse(
-        brokers=[
-            wire.BrokerInfo(
-                broker_id="17",
-                broker_addr=url,
-                broker_role="Cluster_Leader",
-                admin_addr="http://127.0.0.1:50051",
-                metrics_addr="http://127.0.0.1:9040",
-                broker_status="active",
-            )
-        ]
-    )
-    assert leader.leader == "17"

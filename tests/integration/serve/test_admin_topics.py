@@ -94,44 +94,6 @@ def test_the_published_client_uses_the_parts_that_were_made_for_it(tmp_path):
     assert topics == ["/default/wide"]
 
 
-def test_what_cannot_be_made_is_refused_with_its_status(tmp_path):
-    """Bad names and numbers, missing namespaces, existing topics and unknown subjects say so."""
-
-    async def scene(admin):
-        await admin.ask("CreateTopic", new("/default/t"))
-        await admin.ask("CreatePartitionedTopic", wide())
-        strange = wire.NewTopicRequest(name="/default/u", dispatch_strategy=7)
-        parts = "CreatePartitionedTopic"
-        found = [
-            await admin.refused("CreateTopic", new("/default/t")),
-            await admin.refused("CreateTopic", new("/default/t", reliable=False)),
-            await admin.refused("CreateTopic", new("/default/wide")),
-            await admin.refused(parts, wide()),
-            await admin.refused(parts, wide("/default/t")),
-            await admin.refused("CreateTopic", new("no-slash")),
-            await admin.refused("CreateTopic", new("/default/a.b")),
-            await admin.refused("CreateTopic", new("")),
-            await admin.refused("CreateTopic", new(f"/default/{'x' * 500}")),
-            await admin.refused("CreateTopic", strange),
-            await admin.refused(parts, wide("/default/v", 0)),
-            await admin.refused(parts, wide("/default/v", (1 << 32) - 1)),
-            await admin.refused("CreateTopic", new("/nowhere/t")),
-            await admin.refused("CreateTopic", new("/default/v", schema_subject="none")),
-        ]
-        return found, admin.engine.topics()
-
-    found, topics = run(tmp_path, scene)
-    codes = [code for code, _ in found]
-    assert codes[:5] == ["ALREADY_EXISTS"] * 5
-    assert codes[5:12] == ["INVALID_ARGUMENT"] * 7
-    assert codes[12:] == ["UNAVAILABLE", "FAILED_PRECONDITION"]
-    assert "no-slash has an invalid format, should be: /namespace_name/topic_name" in found[5][1]
-    assert "partitions" in found[11][1]
-    assert "not found in registry" in found[13][1]
-    # Nothing is left of what was refused.
-    assert topics == ["/default/t", "/default/wide"]
-
-
 def test_a_topic_has_its_schema_from_the_start(tmp_path):
     """A subject given at the creation holds for every part, is described, and goes with the topic."""
 
@@ -203,20 +165,6 @@ def test_a_deleted_topic_takes_everything_along(tmp_path, name):
     assert names == [(name, "17", "NonReliable")]
 
 
-def test_one_part_alone_cannot_be_deleted(tmp_path):
-    """The refusal has the text that clients know, and all parts stay."""
-
-    async def scene(admin):
-        await admin.ask("CreatePartitionedTopic", wide())
-        refusal = await admin.refused("DeleteTopic", wire.TopicRequest(name=PARTS[1]))
-        return refusal, admin.services.topics.parts("/default/wide")
-
-    (code, text), parts = run(tmp_path, scene)
-    assert code == "FAILED_PRECONDITION"
-    assert text.startswith("Cannot delete individual partition")
-    assert parts == PARTS
-
-
 def test_an_unloaded_topic_sends_its_consumers_away_and_takes_them_back(tmp_path):
     """Streams end with UNAVAILABLE; who comes again, with the same id, goes on where the acks were."""
 
@@ -261,25 +209,3 @@ def test_topics_without_storage_are_unloaded_and_deleted_too(tmp_path):
         return [*ends, (await end_of(stream))[0]], left
 
     assert run(tmp_path, scene) == (["UNAVAILABLE", "OK", "NOT_FOUND"], {})
-
-
-def test_lists_of_what_is_not_there_are_refused(tmp_path):
-    """Unknown topics, namespaces and brokers are NOT_FOUND, and what is no name is told so."""
-
-    async def scene(admin):
-        await admin.ask("CreateTopic", new("/default/t"))
-        describe, topic = wire.DescribeTopicRequest, wire.TopicRequest
-        return [
-            await admin.refused("DescribeTopic", describe(name="/default/none")),
-            await admin.refused("ListSubscriptions", topic(name="/default/none")),
-            await admin.refused("ListNamespaceTopics", wire.NamespaceRequest(name="none")),
-            await admin.refused("ListBrokerTopics", wire.BrokerRequest(broker_id="18")),
-            await admin.refused("DescribeTopic", describe(name="t")),
-            await admin.refused("ListSubscriptions", topic(name="/default")),
-            await admin.refused("DeleteTopic", topic(name="//")),
-            await admin.refused("UnloadTopic", topic(name="/a/b/c")),
-            await admin.refused("ListNamespaceTopics", wire.NamespaceRequest(name="a/b")),
-        ]
-
-    codes = [code for code, _ in run(tmp_path, scene)]
-    assert codes == ["NOT_FOUND"] * 4 + ["INVALID_ARGUMENT"] * 5

@@ -8,7 +8,6 @@ import time
 import pytest
 
 import frazil
-from frazil.clock import SystemClock
 from frazil.registry import NewSchema
 from frazil.serve.danube.messages import request_id_reply
 from frazil.serve.danube.proto.danube_pb2 import (
@@ -57,9 +56,7 @@ class Wire(Peer):
         self.services = services
         self.sid = -1
         self.known = {}
-        calls = Calls(
-            Router(services.data_routes()), Counters(), SystemClock(), peer="here:1", number=1
-        )
+        calls = Calls(Router(services.data_routes()), Counters(), peer="here:1")
         self.calls = calls
         self.connection = Connection(ServerLimits(), calls, lambda: None)
         calls.sender = self.sender = self.connection.sender

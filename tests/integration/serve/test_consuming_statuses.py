@@ -10,6 +10,7 @@ from danube import SubType
 
 from frazil.schema import Message
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, AckResponse, NackRequest, NackResponse
+from frazil.serve.grpc import server
 from frazil.serve.grpc.codec import Code
 from tests.integration.serve.consuming_world import (
     ACK,
@@ -87,32 +88,6 @@ def test_what_is_wrong_with_a_subscription_has_its_status(tmp_path):
     assert found[1][1] == "Unable to find the topic: /default/none"
 
 
-def test_an_exclusive_subscription_has_one_consumer(tmp_path):
-    """A second is refused while the first is subscribed, streams or not, and taken when it left."""
-
-    async def scene(world, caller):
-        first = await caller.subscribe("a")
-        refusals = [await caller.not_subscribed("b")]
-        stream = caller.receive(first.consumer_id)
-        await streams(world, 1)
-        refusals.append(await caller.not_subscribed("b"))
-        stream.cancel()
-        await streams(world, 0)
-        second = await caller.subscribe("b")
-        refused = await end_of(caller.receive(first.consumer_id))
-        return first, second, refusals, refused
-
-    first, second, refusals, refused = run(tmp_path, scene)
-    text = (
-        "Not able to subscribe to the topic /default/t due to Not allowed to add the Consumer: {}, "
-        "the Exclusive subscription can't be shared with other consumers"
-    )
-    assert refusals == [("PERMISSION_DENIED", text.format("b"))] * 2
-    assert refused == ("PERMISSION_DENIED", text.format("a"))
-    assert first.consumer_id != second.consumer_id
-    assert (first.request_id, first.consumer_name) == (9, "a")
-
-
 def test_the_type_of_an_existing_subscription_wins(tmp_path):
     """Who asks for another type is taken as the subscription's own type has it."""
 
@@ -172,23 +147,6 @@ def test_ids_of_consumers_that_are_away_are_bounded(tmp_path, monkeypatch):
     assert run(tmp_path, scene) == ([True, False], 6)
 
 
-def test_an_unknown_consumer_waits_for_its_refusal(tmp_path):
-    """NOT_FOUND comes after a while, so that a client that asks for ever does not ask often."""
-
-    async def scene(world, caller):
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        refusal = await end_of(caller.receive(77))
-        took_s = loop.time() - begun
-        given_up = caller.receive(78)
-        given_up.cancel()
-        return refusal, took_s
-
-    refusal, took_s = run(tmp_path, scene)
-    assert refusal == ("NOT_FOUND", "The consumer with the id 77 does not exist")
-    assert took_s >= 0.4
-
-
 def test_a_stream_begins_at_once(tmp_path):
     """The answer's headers are there although there is no record, and pings say that all is well."""
 
@@ -210,25 +168,6 @@ def test_a_stream_begins_at_once(tmp_path):
         return pings
 
     assert run(tmp_path, scene) == [True, True, False, False, True, False]
-
-
-def test_subscribing_again_takes_the_stream(tmp_path):
-    """The old stream ends well, the id stays, and what was not acked comes to the new stream."""
-
-    async def scene(world, caller):
-        consumer = (await caller.subscribe()).consumer_id
-        old = caller.receive(consumer)
-        await streams(world, 1)
-        await publish(world, b"a", b"b")
-        assert [(await next_of(old)).payload for _ in "ab"] == [b"a", b"b"]
-        await caller.ack(0)
-        again = (await caller.subscribe()).consumer_id
-        ended = await end_of(old)
-        new = caller.receive(again)
-        first = (await next_of(new)).payload
-        return consumer == again, ended, first, await caller.ping(consumer)
-
-    assert run(tmp_path, scene) == (True, ("OK", ""), b"b", True)
 
 
 @pytest.mark.parametrize("reliable", [True, False])
@@ -369,7 +308,7 @@ def test_streams_end_with_unavailable_when_the_broker_stops(tmp_path):
 
 def test_a_stream_ends_when_it_may_not_go_on(tmp_path, monkeypatch):
     """Who may no longer consume is told so while the stream is open."""
-    monkeypatch.setattr("frazil.serve.danube.consumers.TICK_S", 0.02)
+    monkeypatch.setattr(server, "RECHECK_S", 0.02)
 
     async def scene(world, caller):
         consumer = (await caller.subscribe()).consumer_id
@@ -381,28 +320,12 @@ def test_a_stream_ends_when_it_may_not_go_on(tmp_path, monkeypatch):
             asked.append(call.path)
             return (Code.PERMISSION_DENIED, "no more") if len(asked) > 1 else None
 
-        world.consumers.check = refuse
+        world.server.check = refuse
         return await end_of(stream), asked
 
     ended, asked = run(tmp_path, scene)
     assert ended == ("PERMISSION_DENIED", "no more")
     assert asked == ["/danube.ConsumerService/ReceiveMessages"] * 2
-
-
-def test_a_stream_ends_when_its_id_is_gone(tmp_path, monkeypatch):
-    """Nobody can be asked whether it may go on, so it does not."""
-    monkeypatch.setattr("frazil.serve.danube.consumers.TICK_S", 0.02)
-
-    async def scene(world, caller):
-        consumer = (await caller.subscribe()).consumer_id
-        stream = caller.receive(consumer)
-        await streams(world, 1)
-        world.consumers.check = lambda _call: None
-        world.consumers.forget_subscription(TOPIC, "s")
-        return consumer, await end_of(stream)
-
-    consumer, ended = run(tmp_path, scene)
-    assert ended == ("NOT_FOUND", f"The consumer with the id {consumer} does not exist")
 
 
 def test_a_client_that_stops_reading_is_given_no_more(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import socket
 import time
@@ -11,7 +10,6 @@ import attrs
 import pytest
 
 from frazil.serve.h2 import frames as f
-from frazil.serve.h2.frames import ErrorCode
 from frazil.serve.h2.limits import ServerLimits
 from tests.integration.serve.grpc_world import RawClient, assert_answers, eventually, serving
 from tests.unit.serve.h2.peer import prefixed
@@ -37,34 +35,6 @@ FLOODS = {
         + f.frame(f.DATA, 0, 1) * 5000
     ),
 }
-
-
-@pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_is_cut_off(name):
-    """The flooding connection is closed, told to calm down if it listens; others are served."""
-    with serving() as world, RawClient(world) as client:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            client.send(FLOODS[name](client))
-        code = client.wait_closed()
-        assert code in {ErrorCode.ENHANCE_YOUR_CALM, None}
-        assert eventually(lambda: world.server.counters.connections == 0)
-        assert world.server.unanswered == world.server.held == 0
-        assert_answers(world)
-
-
-@pytest.mark.parametrize(
-    "junk", [b"\0" * 100, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", f.PREFACE + b"\xff" * 100]
-)
-def test_garbage_is_closed(junk):
-    """What does not speak HTTP/2 is told so and closed at once."""
-    with serving() as world, RawClient(world, greet=False) as client:
-        client.send(junk)
-        assert client.wait_closed() in {
-            ErrorCode.PROTOCOL_ERROR,
-            ErrorCode.FRAME_SIZE_ERROR,
-            None,
-        }
-        assert_answers(world)
 
 
 @pytest.mark.parametrize("greeting", [b"", f.PREFACE[:10], f.PREFACE])
@@ -95,24 +65,6 @@ def test_a_client_that_answers_pings_stays():
             assert payload is not None
             client.send(f.ping(payload, ack=True))
         assert world.server.counters.connections == 1
-
-
-def test_connections_beyond_the_limit_are_closed():
-    """A flood of connections leaves those that are there alone."""
-    with serving(ServerLimits(connections_max=5)) as world:
-        first = [RawClient(world) for _ in range(5)]
-        for client in first:
-            client.send(client.call(1, "/t.T/Echo"))
-            assert client.wait(f.DATA) is not None
-        for _ in range(50):
-            with RawClient(world, greet=False) as extra:
-                extra.wait_closed()
-        assert world.server.counters.connections == 5
-        assert world.server.counters.connections_refused_total == 50
-        first[0].send(first[0].call(3, "/t.T/Echo"))
-        assert first[0].wait(f.DATA) is not None
-        for client in first:
-            client.socket.close()
 
 
 def test_a_reader_that_stops_holds_its_stream_back_and_no_other():
@@ -197,22 +149,6 @@ def test_reading_pauses_while_too_many_bytes_wait():
         before = len(held)
         world.run(answer_all)
         assert eventually(lambda: len(held) > before)
-
-
-def test_requests_that_never_end_are_bounded_for_the_whole_server():
-    """Many connections with half a request each hold no more than allowed together."""
-    limits = ServerLimits(held_bytes_server_max=100_000)
-    with serving(limits) as world:
-        clients = [RawClient(world) for _ in range(5)]
-        for client in clients:
-            head = client.call(1, "/t.T/Echo")[: -len(f.frame(f.DATA, 1, 1, bytes(5)))]
-            client.send(head, *([f.frame(f.DATA, 0, 1, bytes(16_000))] * 3))
-        assert eventually(lambda: world.server.counters.connections_cut_total >= 2)
-        assert world.run(lambda: world.server.held) <= 100_000
-        assert_answers(world)
-        for client in clients:
-            client.socket.close()
-        assert eventually(lambda: world.run(lambda: world.server.held) == 0)
 
 
 def test_a_cut_connection_cancels_its_calls():

@@ -9,13 +9,12 @@ import grpc
 import pytest
 
 from frazil.clock import SystemClock
-from frazil.config import ServeSettings, load_settings
-from frazil.serve.auth import load_credentials, load_guard, server_context
+from frazil.config import load_settings
+from frazil.serve.auth import load_credentials, load_guard
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.grpc.router import Router, Stream, Unary
 from frazil.serve.grpc.server import Server
 from tests.support.rpcs import RPCS
-from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
 from tests.unit.serve.auth.world import ACCESS, CONSUMER_ID, ISSUER, KEY, NEEDS, SECRET, token
 from tests.unit.serve.h2.peer import prefixed
 
@@ -135,24 +134,6 @@ def test_statuses_and_texts_arrive_as_the_protocol_has_them(tmp_path):
     serve(settings_of(tmp_path), check)
 
 
-def test_no_call_reaches_its_handler_without_credentials(tmp_path):
-    """Every rpc of the protocol, with nothing, with a guess and with the header of brokers."""
-
-    async def check(world, channel):
-        for path, rpc in RPCS.items():
-            for metadata in (
-                (),
-                (("authorization", "Bearer guess"),),
-                (("x-danube-internal-broker", "broker/1"),),
-            ):
-                code, _ = await ask(channel, path, b"", metadata, stream=rpc.is_stream)
-                assert code is grpc.StatusCode.UNAUTHENTICATED, path
-        assert world.reached == []
-        assert world.guard.stats()["unauthenticated"] == 3 * len(RPCS)
-
-    serve(settings_of(tmp_path), check)
-
-
 def test_random_requests_are_refused_and_never_a_bug(tmp_path):
     """Bytes of any kind behind good credentials get a status of the protocol, never INTERNAL."""
     clock = SystemClock()
@@ -201,26 +182,3 @@ def test_credentials_can_be_replaced_under_way(tmp_path):
         assert (await ask(channel, CREATE, create(), key))[0] is grpc.StatusCode.UNAUTHENTICATED
 
     serve(settings, check)
-
-
-def test_tokens_travel_over_tls(tmp_path):
-    """The same over TLS with our certificate; a client that does not trust it does not connect."""
-    clock = SystemClock()
-    certificate, key = write_certificate(tmp_path)
-    tls = ServeSettings(tls_certificate_file=certificate, tls_key_file=key)
-    context = server_context(tls, protocols=["h2"])
-    trusting = grpc.ssl_channel_credentials(root_certificates=CERTIFICATE.encode())
-
-    async def good(world, channel):
-        header = (("authorization", token("writer", clock)),)
-        assert await ask(channel, CREATE, create(), header) == (grpc.StatusCode.OK, 1)
-        assert (await ask(channel, CREATE, create()))[0] is grpc.StatusCode.UNAUTHENTICATED
-
-    async def foreign(world, channel):
-        assert (await ask(channel, CREATE, create()))[0] is grpc.StatusCode.UNAVAILABLE
-        assert world.reached == []
-
-    settings = settings_of(tmp_path)
-    serve(settings, good, context=context, credentials=trusting)
-    serve(settings, foreign, context=context, credentials=grpc.ssl_channel_credentials())
-    serve(settings, foreign, context=context)

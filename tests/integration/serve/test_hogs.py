@@ -14,7 +14,6 @@ import pytest
 
 from frazil.serve.grpc.calls import TOO_SLOW
 from frazil.serve.grpc.codec import Code
-from frazil.serve.grpc.router import Router
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.limits import ServerLimits
 from tests.integration.serve import rpc_world
@@ -26,7 +25,6 @@ from tests.integration.serve.grpc_world import (
     serving,
 )
 from tests.integration.serve.test_all_rpcs import with_access
-from tests.unit.serve.auth.world import make_guard, token
 from tests.unit.serve.h2.peer import REQUEST, prefixed
 
 pytestmark = pytest.mark.integration
@@ -120,26 +118,6 @@ def test_others_send_large_requests_while_hogs_hold_theirs():
             assert echo(world, bytes(LARGE)) == bytes(LARGE)
         assert 0 < world.server.counters.connections_cut_total <= HOGS
         assert world.run(lambda: world.server.held) <= ROOM.held_bytes_server_max
-
-
-def test_who_has_no_credentials_has_no_request_kept():
-    """It is refused with its first piece, whatever it holds up; others send what they like."""
-    guard, clock = make_guard()
-    good = (("authorization", token("admin", clock)),)
-    with serving(ROOM) as world:
-        routes = world.server.router.routes
-        world.server.router = Router(routes, guard.admit, None, guard.foresee)
-        with hogging(world) as strangers, hogging(world, authorization="Bearer x") as guessing:
-            for client, text in ((strangers[0], "missing"), (guessing[0], "Invalid")):
-                code, found = status(client, 1)
-                assert code is Code.UNAUTHENTICATED
-                assert text in found
-            refusals = 2 * HOGS
-            counters = world.server.counters
-            assert eventually(lambda: counters.statuses[Code.UNAUTHENTICATED] == refusals)
-            assert unfinished(world) == 0
-            assert echo(world, bytes(LARGE), good) == bytes(LARGE)
-            assert counters.statuses[Code.RESOURCE_EXHAUSTED] == 0
 
 
 def test_the_broker_keeps_no_request_of_strangers(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import grpc
 import httpx
 import pytest
 from danube import DanubeClientBuilder, SubType
@@ -14,7 +13,6 @@ from frazil.clock import SystemClock
 from frazil.config import Settings
 from frazil.errors import NotFound
 from frazil.serve.broker import Broker
-from frazil.serve.danube.proto.danube_pb2 import ReceiveRequest
 from frazil.serve.http_calls import PATH
 from tests.unit.serve.auth.world import ACCESS, ISSUER, SECRET, token
 
@@ -237,25 +235,6 @@ def test_metrics_are_for_who_has_any_grant(tmp_path):
             assert await status_of(world, "/readyz", subject) == 200
         for subject in ("reader", "elsewhere", "admin"):
             assert await status_of(world, "/metrics", subject) == 200, subject
-
-    run(tmp_path, work, auth=True)
-
-
-def test_an_unknown_consumer_waits_for_its_refusal_with_authentication_too(tmp_path):
-    """Its NOT_FOUND comes from the handler, after its delay."""
-
-    async def work(world):
-        target = world.broker.addresses.facts()["url"].removeprefix("http://")
-        metadata = (("authorization", token("reader", SystemClock())),)
-        loop = asyncio.get_running_loop()
-        async with grpc.aio.insecure_channel(target) as channel:
-            receive = channel.unary_stream("/danube.ConsumerService/ReceiveMessages")
-            begun_s = loop.time()
-            message = ReceiveRequest(consumer_id=77).SerializeToString()
-            call = receive(message, metadata=metadata)
-            assert await call.code() is grpc.StatusCode.NOT_FOUND
-            assert loop.time() - begun_s >= 0.4
-            assert await call.details() == "The consumer with the id 77 does not exist"
 
     run(tmp_path, work, auth=True)
 

@@ -17,7 +17,6 @@ from frazil.serve.metrics import (
     SAMPLES_MAX,
     Metric,
     at,
-    both,
     by_key,
     count_of,
     metrics_text,
@@ -69,10 +68,6 @@ def test_readers_find_their_numbers():
     assert shown(one_of("z", "a.text", "green", "red"), facts) == {
         (("z", "green"),): 0.0,
         (("z", "red"),): 1.0,
-    }
-    assert shown(both(at("a.b"), at("zzz"), at("by.q", labels=(("l", "v"),))), facts) == {
-        (): 2.0,
-        (("l", "v"),): 2.5,
     }
 
 

@@ -21,13 +21,20 @@ match is refused, because a grant that is misread is worse than none.
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Hashable
 from datetime import UTC, datetime
 from typing import Annotated, Any
+from unicodedata import normalize
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
 from pydantic import ValidationError as TreeError
 
 from frazil.errors import InvalidRequest
@@ -43,26 +50,9 @@ from frazil.serve.auth.roles import (
     Grant,
     Principal,
     Roles,
-    is_pattern,
-    is_subject_pattern,
 )
 
 __all__ = ["parse_access"]
-
-
-def _pattern(text: str) -> str:
-    # Names of topics are in this form, too.
-    text = unicodedata.normalize("NFC", text)
-    if not is_pattern(text):
-        raise ValueError("a pattern is made of letters, digits, _, -, * and ?")
-    return text
-
-
-def _subject_pattern(text: str) -> str:
-    # As it is written: the names of subjects are not brought into another form, either.
-    if not is_subject_pattern(text):
-        raise ValueError("a pattern of subjects is made of letters, digits, _ - . / : + @ * and ?")
-    return text
 
 
 def _principal(text: str) -> str:
@@ -72,8 +62,14 @@ def _principal(text: str) -> str:
     return text
 
 
-_Pattern = Annotated[str, AfterValidator(_pattern)]
-_SubjectPattern = Annotated[str, AfterValidator(_subject_pattern)]
+_Pattern = Annotated[
+    # Names of topics are in this form, too.
+    str,
+    BeforeValidator(lambda text: normalize("NFC", text) if isinstance(text, str) else text),
+    StringConstraints(pattern=r"^[\w*?-]+$", max_length=255),
+]
+# As it is written: the names of subjects are not brought into another form, either.
+_SubjectPattern = Annotated[str, StringConstraints(pattern=r"^[\w./:+@*?-]+$", max_length=255)]
 _PrincipalText = Annotated[str, AfterValidator(_principal)]
 _KeyId = Annotated[str, StringConstraints(pattern=f"^{KEY_ID_PATTERN}$")]
 

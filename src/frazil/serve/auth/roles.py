@@ -26,15 +26,10 @@ __all__ = [
     "Resource",
     "ResourceKind",
     "Roles",
-    "is_pattern",
-    "is_subject_pattern",
     "topic_resource",
 ]
 
-PATTERN_CHARACTERS_MAX: Final = 255
 DECIDED_MAX: Final = 4096
-_PATTERN: Final = re.compile(r"[\w*?-]+")
-_SUBJECT_PATTERN: Final = re.compile(r"[\w./:+@*?-]+")
 _PART: Final = re.compile(r"(.+)-part-(?:0|[1-9][0-9]{0,8})")
 
 
@@ -94,16 +89,6 @@ def topic_resource(topic: str) -> Resource:
     return Resource("topic", namespace, name)
 
 
-def is_pattern(text: str) -> bool:
-    """Tell whether a text may stand for names: letters, digits, `_`, `-`, and `*` and `?`."""
-    return len(text) <= PATTERN_CHARACTERS_MAX and _PATTERN.fullmatch(text) is not None
-
-
-def is_subject_pattern(text: str) -> bool:
-    """Tell whether a text may stand for names of subjects, which have `. / : + @`, too."""
-    return len(text) <= PATTERN_CHARACTERS_MAX and _SUBJECT_PATTERN.fullmatch(text) is not None
-
-
 @lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(fnmatch.translate(pattern))
@@ -117,7 +102,7 @@ def _fits(patterns: tuple[str, ...], name: str) -> bool:
 class Grant:
     """Actions, and where they are allowed.
 
-    Patterns are those `is_pattern` takes, of subjects those `is_subject_pattern` does.
+    Patterns are names with `*` and `?`.
     """
 
     actions: frozenset[Action]

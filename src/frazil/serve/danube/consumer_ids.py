@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.errors import FrazilError, NotFound
+from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.model import topic_uid
 from frazil.struct_types import learnt
 from frazil.topic import StateTag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from frazil.engine import Engine
 
 __all__ = ["ConsumerFacts", "ConsumerIds", "consumer_id"]
@@ -57,11 +55,11 @@ class ConsumerFacts(msgspec.Struct, frozen=True, array_like=True):
         return _OVERHEAD_BYTES + sum(map(len, self.identity)) + sum(map(len, self.filters))
 
 
-def consumer_id(facts: ConsumerFacts, salt: int = 0) -> int:
+def consumer_id(facts: ConsumerFacts) -> int:
     """Return the id of a consumer: the same one at all times, never 0."""
     # Lengths go in front, so that no two identities give the same bytes.
     parts = [part.encode("utf-8", "surrogatepass") for part in facts.identity]
-    data = b"".join(b"%d:%b" % (len(part), part) for part in (*parts, b"%d" % salt))
+    data = b"".join(b"%d:%b" % (len(part), part) for part in parts)
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "big") % ((1 << _ID_BITS) - 1) + 1
 
 
@@ -105,14 +103,16 @@ class ConsumerIds:
         return list(self._members)
 
     def find(self, facts: ConsumerFacts) -> int:
-        """Return the id that a consumer has or would get."""
-        salt = 0
-        while True:
-            identity = consumer_id(facts, salt)
-            known = self._facts.get(identity)
-            if known is None or known.identity == facts.identity:
-                return identity
-            salt += 1
+        """Return the id that a consumer has or would get.
+
+        Raises:
+            Conflict: another consumer has this id.
+        """
+        identity = consumer_id(facts)
+        known = self._facts.get(identity)
+        if known is not None and known.identity != facts.identity:
+            raise Conflict("another consumer has its id, choose another name")
+        return identity
 
     async def put(self, facts: ConsumerFacts) -> int:
         """Give a consumer its id; durable on return. What it is known by is replaced.
@@ -147,20 +147,6 @@ class ConsumerIds:
         # One that comes back with a restart, since this was not written, is found to be stale then.
         with contextlib.suppress(FrazilError):
             self._engine.states.submit(StateTag.CLIENT, _key(identity), None)
-
-    def forget_all(self, identities: Iterable[int]) -> None:
-        """Remove ids; durable soon."""
-        for identity in list(identities):
-            self.forget(identity)
-
-    def forget_subscription(self, topic: str, subscription: str) -> None:
-        """Remove the ids of a subscription that ended."""
-        self.forget_all(self._members.get((topic, subscription), ()))
-
-    def forget_topic(self, topic: str) -> None:
-        """Remove the ids of a topic that was deleted."""
-        for key in [key for key in self._members if key[0] == topic]:
-            self.forget_all(self._members.get(key, ()))
 
     def _is_stale(self, facts: ConsumerFacts) -> bool:
         """Tell whether a consumer's topic is gone, or another one has its name."""

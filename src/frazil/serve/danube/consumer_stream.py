@@ -9,7 +9,7 @@ nothing more until there is room again, so that what waits for a slow client is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from frazil.errors import NotFound
 from frazil.serve.danube.messages import subscription_field
@@ -21,49 +21,18 @@ if TYPE_CHECKING:
 
     from frazil.errors import FrazilError
     from frazil.serve.danube.messages import DeliveryEncoder
+    from frazil.serve.danube.unreliable import UnreliableSubscription
     from frazil.serve.grpc.calls import Call
-    from frazil.subscribe import Consumer, Record, SubscriptionType
+    from frazil.subscribe import Record, Subscription
 
-__all__ = ["Attachable", "ConsumerStream"]
+    Attachable = Subscription | UnreliableSubscription
+
+__all__ = ["ConsumerStream"]
 
 GRANT_BYTES: Final = 256 << 10
 GRANT_BYTES_LARGE: Final = 512 << 10
 """Of a client that has read as much before: each delivery costs something, however small it is."""
 GRANT_RECORDS: Final = 1 << 20
-
-
-class Attachable(Protocol):
-    """A subscription, reliable or not."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def kind(self) -> SubscriptionType:
-        """Its type."""
-
-    def attach(self, consumer: Consumer, filters: Sequence[str] = ()) -> None:
-        """Let a consumer take part."""
-
-    def detach(self, consumer: Consumer) -> None:
-        """End a consumer's part."""
-
-    def ready(self, consumer: Consumer, *, messages: int, size_bytes: int) -> None:
-        """Say how much a consumer takes from now on."""
-
-    def ack(self, offset: int, done: Callable[[FrazilError | None], None]) -> None:
-        """Settle a record."""
-
-    def nack(
-        self,
-        offset: int,
-        done: Callable[[FrazilError | None], None],
-        *,
-        delay_ms: int = 0,
-        reason: str = "",
-    ) -> None:
-        """Give a record back."""
 
 
 class ConsumerStream:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Conflict, FrazilError, NotFound
 from frazil.model import topic_uid
 from frazil.serve.danube.consumer_ids import ConsumerFacts, ConsumerIds
-from frazil.serve.danube.consumer_stream import Attachable, ConsumerStream
+from frazil.serve.danube.consumer_stream import ConsumerStream
 from frazil.serve.danube.messages import (
     DeliveryEncoder,
     parse_ack,
@@ -33,19 +33,22 @@ from frazil.serve.danube.statuses import (
     status,
     status_of,
 )
-from frazil.serve.grpc.codec import CallFailed, Code
-from frazil.serve.grpc.router import to_its_end
+from frazil.serve.grpc.codec import Code
+from frazil.serve.grpc.router import start, to_its_end
 from frazil.subscribe import SUBSCRIPTIONS_MAX, SubscriptionType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from frazil.engine import Topic
+    from frazil.serve.danube.consumer_stream import Attachable
     from frazil.serve.danube.topics import Topics
     from frazil.serve.danube.unreliable import Unreliable
     from frazil.serve.grpc.calls import Call, CallRun
     from frazil.serve.h2.stream import Stream
     from frazil.subscribe import Deliveries, Subscription
+
+    Settle = Callable[[Subscription], None]
 
 __all__ = ["CONSUMERS_MAX", "Consumers"]
 
@@ -55,7 +58,6 @@ TAKEOVER_AGE_S: Final = 0.5
 """Two clients of one name take the stream from each other; not more often than this."""
 RESERVED_S: Final = 15.0
 """For how long a place is kept without a sign of its consumer; clients ping every 5 s."""
-TICK_S: Final = 15.0
 CONSUMERS_MAX: Final = 1_000
 """Of one subscription."""
 NAME_BYTES_MAX: Final = 512
@@ -67,7 +69,6 @@ REASON_CHARACTERS_MAX: Final = 1024
 
 _CLOSING: Final = Status(Code.UNAVAILABLE, "server is shutting down")
 _KINDS: Final = frozenset(map(int, SubscriptionType))
-Refusal = tuple[Code, str]
 
 
 class Consumers:
@@ -105,13 +106,8 @@ class Consumers:
         self._dropped: set[int] = set()
         """Whose stream ended, and who has not come again."""
         self._encoders: dict[str, DeliveryEncoder] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
-        self.check: Callable[[Call], Refusal | None] | None = None
-        """Asked from time to time whether an open stream may go on: `Guard.check`."""
-        self._timer = self._loop.call_later(TICK_S, self._tick)
         unreliable.on_idle = self.forget_subscription
-        self._await_unreliable()
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -130,10 +126,7 @@ class Consumers:
             request.subscription_type,
             tuple(request.key_filters),
         )
-        try:
-            identity = await to_its_end(self._admit(topic, facts))
-        except FrazilError as error:
-            raise Refused(status_of(error)) from error
+        identity = await to_its_end(self._admit(topic, facts))
         return ConsumerResponse(
             request_id=request.request_id,
             consumer_id=identity,
@@ -152,7 +145,7 @@ class Consumers:
             self._refuse_later(call, status("consumer_unknown", consumer_id=identity))
             return
         call.begin()
-        self._start(call, self._open_stream(call, identity, facts, topic))
+        start(call, self._open_stream(call, identity, facts, topic))
 
     def ack(self, call: Call, message: bytes) -> None:
         """Answer Ack when it is durable."""
@@ -162,7 +155,7 @@ class Consumers:
             subscription.ack_with((offset,), (call, request_id), _answer_acks)
             return
         done = partial(_settle, call, request_id, ACKING)
-        self._settle_slowly(call, topic, name, done, partial(_take_ack, offset, done))
+        self._settle_later(call, topic, name, lambda found: found.ack(offset, done), done)
 
     def ack_all(self, run: CallRun) -> None:
         """Answer Acks that came together, as `ack` does each."""
@@ -191,14 +184,16 @@ class Consumers:
         """Answer Nack when the failed attempt is durable."""
         request_id, topic, name, offset, delay_ms, reason = parse_nack(message)
         done = partial(_settle, call, request_id, NACKING)
-        give_back = partial(
-            _give_back, offset, done, delay_ms or 0, (reason or "")[:REASON_CHARACTERS_MAX]
-        )
+        reason = reason[:REASON_CHARACTERS_MAX]
+
+        def settle(found: Subscription) -> None:
+            found.nack(offset, done, delay_ms=delay_ms, reason=reason)
+
         subscription = self._deliveries.find(topic, name)
         if subscription is not None:
-            give_back(subscription)
+            settle(subscription)
         else:
-            self._settle_slowly(call, topic, name, done, give_back)
+            self._settle_later(call, topic, name, settle, done)
 
     # -- what others ask -------------------------------------------------------------------------
 
@@ -212,20 +207,20 @@ class Consumers:
         facts = self._ids.get(consumer_id)
         if facts is None or consumer_id in self._dropped or self._topic_of(facts) is None:
             return False
-        if consumer_id in self._reserved:
+        if consumer_id in self._reserved and self._has_place(consumer_id):
             self._reserved[consumer_id] = self._loop.time()
         return True
 
     def facts(self) -> dict[str, int]:
         """Return what is counted."""
-        counters = self._unreliable.counters
+        unreliable = self._unreliable
         return {
             "consumers": len(self._ids),
             "streams": len(self._streams),
-            "unreliable_delivered": counters.delivered,
-            "unreliable_dropped": counters.dropped,
-            "unreliable_unheard": counters.unheard,
-            "unreliable_queued_bytes": self._unreliable.bytes_queued,
+            "unreliable_delivered": unreliable.delivered,
+            "unreliable_dropped": unreliable.dropped,
+            "unreliable_unheard": unreliable.unheard,
+            "unreliable_queued_bytes": unreliable.bytes_queued,
         }
 
     def forget_subscription(self, topic: str, name: str) -> None:
@@ -250,7 +245,6 @@ class Consumers:
     def close(self) -> None:
         """End every stream with UNAVAILABLE and open no other one; acks are still taken."""
         self._is_closing = True
-        self._timer.cancel()
         for stream in list(self._streams.values()):
             stream.stop(*_CLOSING)
 
@@ -352,16 +346,6 @@ class Consumers:
             subscription = self._unreliable.open(facts.topic, facts.subscription, kind=kind)
             subscription.expect(identity, facts.name, facts.filters)
 
-    def _await_unreliable(self) -> None:
-        """After a restart: what has no storage waits for its consumers like any idle one."""
-        for topic_name, name in self._ids.subscriptions():
-            identity = self._ids.members(topic_name, name)[0]
-            facts = self._ids.get(identity)
-            assert facts is not None
-            topic = self._topic_of(facts)
-            if topic is not None and not self._topics.is_reliable(topic):
-                self._unreliable.open(topic_name, name, kind=SubscriptionType(facts.kind))
-
     # -- ReceiveMessages -------------------------------------------------------------------------
 
     async def _open_stream(
@@ -432,13 +416,8 @@ class Consumers:
 
     # -- acks that find no open subscription -----------------------------------------------------
 
-    def _settle_slowly(
-        self,
-        call: Call,
-        topic: str,
-        name: str,
-        done: Callable[[FrazilError | None], None],
-        settle: Callable[[Attachable], None],
+    def _settle_later(
+        self, call: Call, topic: str, name: str, settle: Settle, done: Callable[..., None]
     ) -> None:
         """Settle a record of a subscription that nobody has used since the start."""
         found = self._topics.find(checked_topic(topic))
@@ -447,14 +426,10 @@ class Consumers:
         elif not self._topics.is_reliable(found):
             done(None)
         else:
-            self._start(call, self._settle_existing(found.name, name, done, settle))
+            start(call, self._settle_existing(found.name, name, settle, done))
 
     async def _settle_existing(
-        self,
-        topic: str,
-        name: str,
-        done: Callable[[FrazilError | None], None],
-        settle: Callable[[Attachable], None],
+        self, topic: str, name: str, settle: Settle, done: Callable[..., None]
     ) -> None:
         try:
             subscription = await self._deliveries.existing(topic, name)
@@ -480,60 +455,9 @@ class Consumers:
         self._reserved.pop(identity, None)
         self._dropped.discard(identity)
 
-    def _start(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
-        """Do what a call needs and has to be waited for; what it raises is the call's status."""
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        call.on_cancel = lambda: _cancel(task)
-        task.add_done_callback(partial(self._finished, call))
-
-    def _finished(self, call: Call, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if isinstance(error, FrazilError | CallFailed):
-            call.fail(*status_of(error))
-        elif error is not None:
-            call.break_off(error)
-
-    def _tick(self) -> None:
-        """Give up places that nobody took; end streams that may not go on."""
-        self._timer = self._loop.call_later(TICK_S, self._tick)
-        for identity in [each for each in self._reserved if not self._has_place(each)]:
-            del self._reserved[identity]
-        if self.check is not None:
-            for stream in list(self._streams.values()):
-                is_known = self._ids.get(stream.consumer_id) is not None
-                # The topic of an id that is gone cannot be asked about.
-                gone = status("consumer_unknown", consumer_id=stream.consumer_id)
-                refusal = self.check(stream.call) if is_known else gone
-                if refusal is not None:
-                    stream.stop(*refusal)
-
 
 def _wrong(text: str) -> Status:
     return Status(Code.INVALID_ARGUMENT, text)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-
-
-def _take_ack(
-    offset: int, done: Callable[[FrazilError | None], None], subscription: Attachable
-) -> None:
-    subscription.ack(offset, done)
-
-
-def _give_back(
-    offset: int,
-    done: Callable[[FrazilError | None], None],
-    delay_ms: int,
-    reason: str,
-    subscription: Attachable,
-) -> None:
-    subscription.nack(offset, done, delay_ms=delay_ms, reason=reason)
 
 
 AckedPart = tuple["CallRun", list["Stream"], list[bytes], list[int]]

@@ -58,7 +58,7 @@ class Discovery:
         """Answer TopicLookup: every topic that exists is here."""
         request = parse_request(TopicLookupRequest, message)
         name = checked_topic(request.topic)
-        if not self._topics.has(name):
+        if not self._topics.parts(name):
             raise Refused(status("topic_not_found", topic=request.topic))
         call.ok(
             TopicLookupResponse(

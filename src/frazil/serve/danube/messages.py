@@ -123,7 +123,7 @@ def parse_ack(data: bytes) -> tuple[int, str, str, int]:
     return request.request_id, record.topic_name, request.subscription_name, record.topic_offset
 
 
-def parse_nack(data: bytes) -> tuple[int, str, str, int, int | None, str | None]:
+def parse_nack(data: bytes) -> tuple[int, str, str, int, int, str]:
     """Return a Nack request as an Ack's four parts, then the delay in milliseconds and the reason.
 
     Raises:
@@ -138,8 +138,8 @@ def parse_nack(data: bytes) -> tuple[int, str, str, int, int | None, str | None]
         record.topic_name,
         request.subscription_name,
         record.topic_offset,
-        request.delay_ms if request.HasField("delay_ms") else None,
-        request.reason if request.HasField("reason") else None,
+        request.delay_ms,
+        request.reason,
     )
 
 

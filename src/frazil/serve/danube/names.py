@@ -17,7 +17,6 @@ from frazil.serve.danube.statuses import Refused, status
 __all__ = [
     "check_namespace",
     "checked_topic",
-    "is_namespace",
     "namespace_of",
     "part_of",
 ]
@@ -40,21 +39,17 @@ def checked_topic(name: str) -> str:
         raise Refused(status("topic_name_invalid", topic=name)) from error
 
 
-def is_namespace(name: str) -> bool:
-    """Tell whether a namespace may have this name."""
-    try:
-        return full_topic_name(f"/{name}/topic") == f"/{name}/topic"
-    except InvalidRequest:
-        return False
-
-
 def check_namespace(name: str) -> None:
     """Refuse a name that no namespace may have.
 
     Raises:
         InvalidRequest: if it is one.
     """
-    if not is_namespace(name):
+    try:
+        is_fine = full_topic_name(f"/{name}/topic") == f"/{name}/topic"
+    except InvalidRequest:
+        is_fine = False
+    if not is_fine:
         raise InvalidRequest(
             "a namespace has letters, digits, '_' and '-' only, and at least one", namespace=name
         )

@@ -230,7 +230,7 @@ def check_record(runtime: TopicRuntime, record: Message) -> tuple[Codec | None, 
     try:
         codec, _data, _count, size = runtime.prepare_own(record)
     except InvalidRequest as error:
-        size, size_max = _size_bytes(record), runtime.limits.message_bytes_max
+        size, size_max = error.details.get("bytes", 0), runtime.limits.message_bytes_max
         if size <= size_max:
             raise
         too_large = status("message_too_large", size_bytes=size, size_bytes_max=size_max)
@@ -257,10 +257,3 @@ async def _wait_and_send(runtime: TopicRuntime, record: Message, publishing: Pub
                 raise queue.overloaded() from None
     except (FrazilError, Refused) as error:
         publishing.set_exception(error)
-
-
-def _size_bytes(record: Message) -> int:
-    texts = [record.key, record.producer_name]
-    for name, value in (record.attributes or {}).items():
-        texts += (name, value)
-    return len(record.payload) + sum(len(text.encode()) for text in texts if text)

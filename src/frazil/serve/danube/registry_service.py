@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import attrs
 
-from frazil.errors import FrazilError, NotFound
+from frazil.errors import NotFound
 from frazil.registry import NewSchema, SchemaChecks, SchemaStore, parse_key
 from frazil.serve.danube.names import checked_topic
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
@@ -62,23 +62,17 @@ class Schemas:
         """Refuse a reference that a producer of a topic, there or not, may not have.
 
         Raises:
-            Refused: if the topic has another subject, or the reference means no schema.
+            FrazilError: if the topic has another subject, or the reference means no schema.
         """
-        try:
-            _plan_reference(self.store.registry, topic=topic, reference=reference)
-        except FrazilError as error:
-            raise Refused(status_of(error)) from error
+        _plan_reference(self.store.registry, topic=topic, reference=reference)
 
     async def take_reference(self, topic: str, reference: SchemaReference) -> None:
         """Give a topic the subject that a producer names, unless it has it already.
 
         Raises:
-            Refused: as `check_reference` does, or if it could not be written.
+            FrazilError: as `check_reference` does, or if it could not be written.
         """
-        try:
-            await self.store.change(partial(_plan_reference, topic=topic, reference=reference))
-        except FrazilError as error:
-            raise Refused(status_of(error)) from error
+        await self.store.change(partial(_plan_reference, topic=topic, reference=reference))
 
     # -- administration --------------------------------------------------------------------------
 

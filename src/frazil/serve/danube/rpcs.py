@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from frazil.errors import FrazilError, InvalidRequest
+from frazil.errors import InvalidRequest
 from frazil.registry import check_subject
 from frazil.serve.auth import ANYTHING, CLUSTER, Action, Need, Resource, topic_resource
 from frazil.serve.danube.messages import parse_request
@@ -20,7 +20,7 @@ from frazil.serve.danube.names import check_namespace, checked_topic
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.danube.proto import danube_pb2 as data
 from frazil.serve.danube.proto import danube_schema_pb2 as schema
-from frazil.serve.danube.statuses import ADMINISTERING, Refused, status, status_of
+from frazil.serve.danube.statuses import Refused, status, status_of
 from frazil.serve.grpc.router import Unary, awaited
 
 if TYPE_CHECKING:
@@ -195,12 +195,8 @@ def needs_of(path: str, message: bytes, services: Services) -> list[Need] | None
     if rpc is None:
         return None
     request = parse_request(rpc.request, message)
-    found = []
-    for target in rpc.targets:
-        resource = _resource(target, request, services)
-        if resource is not None:
-            found.append(Need(target.action, resource))
-    return found
+    found = ((target, _resource(target, request, services)) for target in rpc.targets)
+    return [Need(target.action, resource) for target, resource in found if resource is not None]
 
 
 def _resource(target: Target, request: Any, services: Services) -> Resource | None:
@@ -277,10 +273,7 @@ def routes_of(service: str, answers: Mapping[str, Answer], acts: Acts) -> dict[s
 
 def _handler(rpc: Rpc, answer: Answer, acts: Acts) -> Callable[[Call, bytes], Awaitable[bytes]]:
     async def reply(request: Any) -> bytes:
-        try:
-            found: bytes = (await answer(request)).SerializeToString()
-        except FrazilError as error:
-            raise Refused(status_of(error, ADMINISTERING)) from error
+        found: bytes = (await answer(request)).SerializeToString()
         return found
 
     async def run(call: Call, message: bytes) -> bytes:

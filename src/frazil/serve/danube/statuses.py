@@ -24,7 +24,6 @@ from frazil.serve.grpc.codec import CallFailed, Code
 
 __all__ = [
     "ACKING",
-    "ADMINISTERING",
     "CREATING_PRODUCER",
     "NACKING",
     "PUBLISHING",
@@ -67,7 +66,7 @@ CREATING_PRODUCER: Final[Wording] = {
 }
 ACKING: Final[Wording] = {NotFound: (Code.INTERNAL, "Error acknowledging message: ")}
 NACKING: Final[Wording] = {NotFound: (Code.INTERNAL, "Error negatively acknowledging message: ")}
-ADMINISTERING: Final[Wording] = {IncompatibleSchema: (Code.INTERNAL, "")}
+_USUAL: Final[Wording] = {IncompatibleSchema: (Code.INTERNAL, "")}
 """The error's own text begins as the protocol's does."""
 
 TEXTS: Final[Mapping[str, Status]] = MappingProxyType(
@@ -196,7 +195,7 @@ def status(name: str, **facts: object) -> Status:
     return Status(code, _cut(text.format(**shown)))
 
 
-def status_of(error: BaseException, wording: Wording | None = None) -> Status:
+def status_of(error: BaseException, wording: Wording = _USUAL) -> Status:
     """Return how a call ends that met `error`.
 
     A stranger is a bug of ours: its text stays in the log and does not go to the client.
@@ -207,7 +206,7 @@ def status_of(error: BaseException, wording: Wording | None = None) -> Status:
         return _INTERNAL
     text = _text_of(error)
     for cls in type(error).__mro__:
-        if wording is not None and cls in wording:
+        if cls in wording:
             code, before = wording[cls]
             return Status(code, _cut(before + text))
     return Status(Code[codes_of(error).grpc], _cut(text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from frazil.engine import Topic
@@ -27,24 +28,15 @@ __all__ = ["Topics"]
 class Topics:
     """The topics of a broker. All methods belong to the event loop's thread.
 
-    Which topics are not reliable is read once, before anything is served, and kept in memory; so
-    are the parts that clients made one by one.
+    Which topics are not reliable is read once, before anything is served, and kept in memory.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._handles: dict[str, Topic] = {}
         self._making = asyncio.Lock()
         self._unreliable = self._load()
         self._half_made: frozenset[str] = frozenset()
         """Names of the unreliable topics that are there already while they are being made."""
-        self._loose: dict[str, set[int]] = {}
-        """By the whole topic's name, the parts that clients made; some may be gone meanwhile."""
-        for name in (*engine.topics(), *engine.unusable):
-            self._note_part(name)
-        self._listed: dict[str, list[str]] = {}
-        """Lists of parts, as long as no topic is made or deleted."""
-        self._listed_version = -1
         self.on_released: Callable[[str], None] | None = None
         """Told the name of a topic whose producers have to come again."""
 
@@ -76,49 +68,22 @@ class Topics:
         try:
             found = self._engine.topic(name)
         except NotFound:
-            self._handles.pop(name, None)
             return None
         except FrazilError as error:
             raise Refused(status_of(error)) from error
-        if not isinstance(found, Topic):
-            return None
-        known = self._handles.get(name)
-        if known is None or known.runtime is not found.runtime:
-            self._handles[name] = known = found
-        return known
+        return found if isinstance(found, Topic) else None
 
     def is_current(self, topic: Topic) -> bool:
-        """Tell whether a topic is still there, and not another one of its name."""
-        return self.find(topic.name) is topic
-
-    def has(self, name: str) -> bool:
-        """Tell whether there is anything to connect to by a topic's name.
-
-        Raises:
-            Refused: if it is there and could not be opened.
-        """
-        try:
-            return self._first_part(name) is not None or bool(self.parts(name))
-        except FrazilError as error:
-            raise Refused(status_of(error)) from error
+        """Return whether a topic is still there, and not another one of its name."""
+        found = self.find(topic.name)
+        return found is not None and found.runtime is topic.runtime
 
     def parts(self, name: str) -> list[str]:
         """Return the names to publish to and to read from for a topic's name; none if unknown.
 
-        The list is kept until topics are made or deleted: it is not to be changed.
+        Raises:
+            Refused: if it is there and could not be opened.
         """
-        version = self._engine.topics_version
-        if version != self._listed_version:
-            self._listed.clear()
-            self._listed_version = version
-        found = self._listed.get(name)
-        if found is None:
-            found = self._find_parts(name)
-            if len(found) > 1:
-                self._listed[name] = found
-        return found
-
-    def _find_parts(self, name: str) -> list[str]:
         try:
             found = self._engine.topic(name)
         except NotFound:
@@ -127,38 +92,9 @@ class Topics:
             raise Refused(status_of(error)) from error
         return [name] if isinstance(found, Topic) else [part.name for part in found.parts]
 
-    def _first_part(self, name: str) -> str | None:
-        """Return one of the parts that clients made one by one, None if none is known."""
-        some = (part_name(name, index) for index in self._loose.get(name, ()))
-        return next((part for part in some if self._is_there(part)), None)
-
     def _loose_parts(self, name: str) -> list[str]:
-        """Return the parts that clients made one by one, by index; some may not be made yet."""
-        known = self._loose.get(name, set())
-        found = {index for index in known if self._is_there(part_name(name, index))}
-        # A program makes parts without telling, the first one before the others.
-        index = 0
-        while index in found or self._is_there(part_name(name, index)):
-            found.add(index)
-            index += 1
-        if found != known:
-            self._loose[name] = found
-        if not found:
-            self._loose.pop(name, None)
-        return [part_name(name, index) for index in sorted(found)]
-
-    def _note_part(self, name: str) -> None:
-        found = part_of(name)
-        if found is not None:
-            self._loose.setdefault(found[0], set()).add(found[1])
-
-    def _forget_part(self, name: str) -> None:
-        found = part_of(name)
-        others = None if found is None else self._loose.get(found[0])
-        if found is not None and others is not None:
-            others.discard(found[1])
-            if not others:
-                del self._loose[found[0]]
+        """Return the parts that clients made one by one, from the first one on without a gap."""
+        return list(takewhile(self._is_there, (part_name(name, index) for index in count())))
 
     def _is_there(self, name: str) -> bool:
         """Tell whether a topic exists, though it could not be opened."""
@@ -229,8 +165,6 @@ class Topics:
         finally:
             self._half_made = frozenset()
             self._making.release()
-            if not partitions and self._is_there(name):
-                self._note_part(name)
 
     async def _check_place(self, name: str, first: str) -> None:
         """See whether a topic may be made, whose only or first part has the name `first`."""
@@ -244,8 +178,8 @@ class Topics:
             if parts == [whole[0]]:
                 raise Refused(status("name_clash", topic=first, other=whole[0]))
             raise Refused(status("parts_fixed", topic=first, whole=whole[0], parts=len(parts)))
-        part = self._first_part(name) or next(iter(self._loose_parts(name)), None)
-        if part is not None:
+        part = part_name(name, 0)
+        if self._is_there(part):
             raise Refused(status("name_clash", topic=name, other=part))
 
     def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
@@ -282,9 +216,6 @@ class Topics:
 
     def release(self, name: str) -> None:
         """Let go of a topic that was deleted or unloaded: its producers have to come again."""
-        if not self._is_there(name):
-            self._handles.pop(name, None)
-            self._forget_part(name)
         if self.on_released is not None:
             self.on_released(name)
 

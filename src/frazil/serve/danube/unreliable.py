@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import msgspec
 
 from frazil.clock import SystemClock
@@ -38,36 +37,11 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from frazil.clock import Clock
     from frazil.engine import Topic
     from frazil.schema import Message
     from frazil.subscribe import Consumer
 
-__all__ = ["Unreliable", "UnreliableCounters", "UnreliableLimits", "UnreliableSubscription"]
-
-
-@attrs.frozen(kw_only=True)
-class UnreliableLimits:
-    """How much waits for consumers at most, and how long a subscription stays without one."""
-
-    queue_records_max: int = 10_000
-    queue_bytes_max: int = 16 << 20
-    bytes_max: int = 256 << 20
-    """Of all queues together."""
-    idle_s: float = 60.0
-
-
-@attrs.define
-class UnreliableCounters:
-    """Counted once per subscription, or once if the topic has none.
-
-    `dropped` records found a full queue or no consumer; `unheard` ones no subscription, or no
-    consumer whose filter matches.
-    """
-
-    delivered: int = 0
-    dropped: int = 0
-    unheard: int = 0
+__all__ = ["Unreliable", "UnreliableSubscription"]
 
 
 class Unreliable:
@@ -76,19 +50,24 @@ class Unreliable:
     `on_idle` is called with topic and subscription when one is removed since nobody uses it.
     """
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        limits: UnreliableLimits | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        self.limits = limits or UnreliableLimits()
-        self.counters = UnreliableCounters()
+    queue_records_max = 10_000
+    queue_bytes_max = 16 << 20
+    bytes_max = 256 << 20
+    """Of all queues together."""
+    idle_s = 60.0
+    """A subscription stays so long without a consumer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.on_idle: Callable[[str, str], None] | None = None
         self.loop = loop
         self.bytes_queued = 0
-        self._clock: Clock = clock or SystemClock()
+        self.delivered = 0
+        """Counted once per subscription, as `dropped` is."""
+        self.dropped = 0
+        """Records that found a full queue or no consumer."""
+        self.unheard = 0
+        """Records that found no subscription, or no consumer whose filter matches."""
+        self._clock = SystemClock()
         self._topics: dict[str, dict[str, UnreliableSubscription]] = {}
         self._due: dict[UnreliableSubscription, None] = {}
         self._is_scheduled = False
@@ -100,7 +79,7 @@ class Unreliable:
         """
         subscriptions = self._topics.get(topic.name)
         if not subscriptions:
-            self.counters.unheard += 1
+            self.unheard += 1
             return
         if record.publish_time is None:
             record = msgspec.structs.replace(record, publish_time=self._clock.now_us())
@@ -216,11 +195,6 @@ class UnreliableSubscription:
 
     # -- consumers -------------------------------------------------------------------------------
 
-    @property
-    def consumer_ids(self) -> list[int]:
-        """Return the ids of the consumers that take part, streaming or about to."""
-        return list(self._names)
-
     def expect(self, consumer_id: int, name: str, filters: Iterable[str] = ()) -> None:
         """Let a consumer take part whose stream will be there soon.
 
@@ -231,7 +205,7 @@ class UnreliableSubscription:
         if consumer_id not in self._streams:
             self._join(consumer_id, name, filters)
         if is_new:
-            self._world.loop.call_later(self._world.limits.idle_s, self.dismiss, consumer_id)
+            self._world.loop.call_later(self._world.idle_s, self.dismiss, consumer_id)
 
     def attach(self, consumer: Consumer, filters: Iterable[str] = ()) -> None:
         """Let a consumer's stream take part; it gets nothing before `ready`.
@@ -277,21 +251,6 @@ class UnreliableSubscription:
             if self._dispatch.held:
                 self._world.schedule(self)
 
-    def ack(self, offset: int, done: Callable[[FrazilError | None], None]) -> None:  # noqa: ARG002
-        """Answer an ack, which has no meaning here."""
-        done(None)
-
-    def nack(
-        self,
-        offset: int,  # noqa: ARG002 - as reliable subscriptions have it
-        done: Callable[[FrazilError | None], None],
-        *,
-        delay_ms: int = 0,  # noqa: ARG002
-        reason: str = "",  # noqa: ARG002
-    ) -> None:
-        """Answer a nack, which has no meaning here."""
-        done(None)
-
     def end(self, error: FrazilError | None) -> None:
         """Remove all consumers; their streams end with `error`, if there is one."""
         if self._timer is not None:
@@ -307,14 +266,14 @@ class UnreliableSubscription:
 
     def publish(self, record: Record, size: int) -> None:
         """Queue a record."""
-        limits, world = self._world.limits, self._world
+        world = self._world
         count = len(self._fresh) + self._dispatch.held
-        is_full = count >= limits.queue_records_max or (
+        is_full = count >= world.queue_records_max or (
             # A record that is larger than the queue goes alone.
-            count > 0 and self._bytes_queued + size > limits.queue_bytes_max
+            count > 0 and self._bytes_queued + size > world.queue_bytes_max
         )
-        if is_full or not self._names or world.bytes_queued + size > limits.bytes_max:
-            world.counters.dropped += 1
+        if is_full or not self._names or world.bytes_queued + size > world.bytes_max:
+            world.dropped += 1
             return
         self._fresh.append(record)
         self._bytes_queued += size
@@ -323,7 +282,7 @@ class UnreliableSubscription:
 
     def run(self) -> None:
         """Deliver what the streams take."""
-        dispatch, counters = self._dispatch, self._world.counters
+        dispatch, world = self._dispatch, self._world
         if self._fresh:
             fresh, self._fresh = self._fresh, []
             first = dispatch.offset_next
@@ -338,7 +297,7 @@ class UnreliableSubscription:
         while actions := dispatch.poll(0):
             for action in actions:
                 if isinstance(action, Deliver):
-                    counters.delivered += len(action.offsets)
+                    world.delivered += len(action.offsets)
                     # Before it is written: the stream may ask for more in that call.
                     change = dispatch.ack(action.offsets, head=dispatch.offset_next)
                     assert change is not None
@@ -347,8 +306,8 @@ class UnreliableSubscription:
                 elif isinstance(action, Change):
                     dispatch.confirmed(action, now_ms=0)
                 elif isinstance(action, Notice) and action.kind is NoticeKind.SKIPPED:
-                    counters.unheard += action.records
-        self._world.bytes_queued += dispatch.held_bytes - self._bytes_queued
+                    world.unheard += action.records
+        world.bytes_queued += dispatch.held_bytes - self._bytes_queued
         self._bytes_queued = dispatch.held_bytes
 
     # -- inside ----------------------------------------------------------------------------------
@@ -358,7 +317,7 @@ class UnreliableSubscription:
         self._world.bytes_queued -= self._bytes_queued
         self._bytes_queued = 0
         self._fresh = []
-        records_max = self._world.limits.queue_records_max
+        records_max = self._world.queue_records_max
         self._dispatch = Dispatch(
             self.kind,
             policy=FailurePolicy(ack_timeout_ms=0),
@@ -366,5 +325,5 @@ class UnreliableSubscription:
         )
 
     def _set_idle_timer(self) -> None:
-        limits = self._world.limits
-        self._timer = self._world.loop.call_later(limits.idle_s, self._world.expired, self)
+        world = self._world
+        self._timer = world.loop.call_later(world.idle_s, world.expired, self)

@@ -16,7 +16,6 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from frazil.clock import Clock
     from frazil.serve.grpc.router import CallHead, Guard, Router, RunHandler
     from frazil.serve.h2.headers import Fields
     from frazil.serve.h2.sender import Sender
@@ -65,12 +64,8 @@ class Call:
     False may go on. Neither is called from inside one of the call's own methods.
     """
 
-    deadline: float | None = None
-    """When the client stops waiting, in seconds of the monotonic clock."""
-    is_ended_here: bool = False
-    """Whether the server ended it, not its handler; otherwise `on_cancel` means a client that is gone."""
     on_ready: Callable[[], None] | None = None
-    on_cancel: Callable[[], None] | None = None
+    on_cancel: Callable[[], object] | None = None
 
     def __init__(self, calls: Calls, stream: Stream, head: CallHead, message: bytes) -> None:
         self.head = head
@@ -89,19 +84,9 @@ class Call:
         return self.head.metadata
 
     @property
-    def binary(self) -> Mapping[str, bytes]:
-        """Return the metadata whose names end in `-bin`, decoded."""
-        return self.head.binary
-
-    @property
     def peer(self) -> str:
         """Return the client's address."""
         return self._calls.peer
-
-    @property
-    def connection(self) -> int:
-        """Return the number of the client's connection, unique for this server."""
-        return self._calls.number
 
     @property
     def is_open(self) -> bool:
@@ -155,8 +140,6 @@ class Call:
         self._stream.call = None
         if self.head.is_stream:
             calls.long_calls -= 1
-        if self.deadline is not None:
-            calls.timed.pop(self._stream.sid, None)
 
 
 class CallRun:
@@ -203,18 +186,14 @@ class Calls:
         self,
         router: Router,
         counters: Counters,
-        clock: Clock,
         *,
         peer: str,
-        number: int,
         long_calls_max: int | None = None,
     ) -> None:
         self.peer = peer
-        self.number = number
         self.counters = counters
         self.sender: Sender
         """Set when the connection is made: each of the two knows the other."""
-        self.timed: dict[int, Call] = {}
         self.accepted = 0
         """Calls that the guard allowed."""
         self.long_calls = 0
@@ -226,7 +205,6 @@ class Calls:
         self._run_many: RunHandler | None = None
         self._run_streams: list[Stream] = []
         self._run_bodies: list[bytes] = []
-        self._clock = clock
 
     def resolve(self, fields: Fields) -> CallHead:
         return self._router.resolve(fields)
@@ -325,8 +303,6 @@ class Calls:
             if head.is_stream:
                 self._count_long()
             call.message = only_message(body)
-            if head.timeout_s is not None:
-                self._expect(call, head.timeout_s)
             guard, refusal = self._router.guard, None
             if self.is_ending and head.is_fresh:
                 refusal = Code.UNAVAILABLE, GOES_AWAY
@@ -341,8 +317,6 @@ class Calls:
             call.fail(error.code, error.text)
         except Exception as error:  # noqa: BLE001 - a handler's bug is its call's status, no more
             self.on_bug(call, error)
-        if call.deadline is not None and not stream.closed:
-            self.timed[stream.sid] = call
 
     def handle(self, call: Call) -> None:
         """Call the handler of a call that the guard allowed."""
@@ -399,22 +373,6 @@ class Calls:
             if isinstance(call, Call) and call.is_open:
                 self._notify(call, call.on_ready)
 
-    def expire(self, now: float) -> None:
-        """End the calls whose clients no longer wait."""
-        for sid, call in list(self.timed.items()):
-            if not call.is_open:
-                del self.timed[sid]
-            elif call.deadline is not None and call.deadline <= now:
-                del self.timed[sid]
-                self._end(call, Code.DEADLINE_EXCEEDED, "deadline exceeded")
-
-    def end_streams(self, streams: Iterable[Stream]) -> None:
-        """End the server streams: this server goes away."""
-        for stream in list(streams):
-            call = stream.call
-            if isinstance(call, Call) and call.head.is_stream:
-                self._end(call, Code.UNAVAILABLE, GOES_AWAY)
-
     def recheck(self, streams: Iterable[Stream], check: Guard) -> None:
         """End the server streams that the guard no longer allows."""
         for stream in list(streams):
@@ -424,13 +382,13 @@ class Calls:
                 if refusal is not None:
                     self._end(call, *refusal)
 
-    def end_all(self, streams: Iterable[Stream]) -> None:
-        """End all calls: the time to drain is over."""
+    def end_all(self, streams: Iterable[Stream], *, only_streams: bool = False) -> None:
+        """End all calls, or the server streams alone: this server goes away."""
         for stream in list(streams):
             call = stream.call
             if call is GATHERED and stream.code is None:
                 call = self.call_of(stream)
-            if isinstance(call, Call):
+            if isinstance(call, Call) and (call.head.is_stream or not only_streams):
                 self._end(call, Code.UNAVAILABLE, GOES_AWAY)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -454,19 +412,13 @@ class Calls:
         if self._long_calls_max is not None and self.long_calls > self._long_calls_max:
             raise CallFailed(Code.RESOURCE_EXHAUSTED, TOO_MANY_STREAMS)
 
-    def _expect(self, call: Call, seconds: float) -> None:
-        call.deadline = self._clock.monotonic() + seconds
-        if seconds <= 0:
-            raise CallFailed(Code.DEADLINE_EXCEEDED, "deadline exceeded")
-
     def _end(self, call: Call, code: Code, text: str) -> None:
         """End a call and notify its handler."""
         if call.is_open:
-            call.is_ended_here = True
             call.fail(code, text)
             self._notify(call, call.on_cancel)
 
-    def _notify(self, call: Call, callback: Callable[[], None] | None) -> None:
+    def _notify(self, call: Call, callback: Callable[[], object] | None) -> None:
         if callback is None:
             return
         try:
@@ -479,9 +431,15 @@ class Calls:
     def on_bug(self, call: Call, error: BaseException) -> None:
         """Answer INTERNAL; log the error's type and line, never its text (it may be data)."""
         self.counters.handler_errors_total += 1
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        place = "" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"
-        warn("call_handler_failed", path=call.path, error=type(error).__name__, place=place)
+        warn(
+            "call_handler_failed", path=call.path, error=type(error).__name__, place=place_of(error)
+        )
         call.fail(Code.INTERNAL, "internal error")
+
+
+def place_of(error: BaseException | None) -> str:
+    """Return the function and line that raised an error."""
+    trace = None if error is None else error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_name}:{trace.tb_lineno}"

@@ -1,11 +1,8 @@
-"""gRPC on the wire: status codes, messages with their prefix, time-outs, metadata, status texts."""
+"""gRPC on the wire: status codes, messages with their prefix, metadata, status texts."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import enum
-import re
 import struct
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +13,6 @@ STATUS_TEXT_MAX: Final = 1_024
 """Characters of a status text; the rest is cut."""
 
 _PREFIX: Final = struct.Struct(">BI")
-_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
-_SECONDS: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _RESERVED: Final = frozenset({b"te", b"content-type", b"content-length", b"user-agent"})
 
 
@@ -83,44 +78,16 @@ def status_text(text: str) -> bytes:
     )
 
 
-def timeout_seconds(value: bytes) -> float:
-    """Return the seconds of a `grpc-timeout`.
+def metadata(fields: Fields) -> dict[str, str]:
+    """Return a request's metadata as text; those of names in `-bin` are left out.
 
-    Raises:
-        CallFailed: It is not one.
+    A name that comes twice has its values joined by a comma, as HTTP has it.
     """
-    found = _TIMEOUT.fullmatch(value)
-    if found is None:
-        raise CallFailed(Code.INVALID_ARGUMENT, "grpc-timeout is not a time")
-    return int(found[1]) * _SECONDS[found[2]]
-
-
-def metadata(fields: Fields) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Return a request's metadata as text, and those of names in `-bin` as bytes.
-
-    A name that comes twice has its values joined by a comma, as HTTP has it; of a binary name the
-    last value counts.
-
-    Raises:
-        CallFailed: A binary value is not base64.
-    """
-    texts: dict[str, str] = {}
-    binaries: dict[str, bytes] = {}
+    found: dict[str, str] = {}
     for raw_name, raw_value in fields:
         if raw_name.startswith((b":", b"grpc-")) or raw_name in _RESERVED:
             continue
-        name = raw_name.decode("latin-1")
-        if name.endswith("-bin"):
-            binaries[name] = _from_base64(raw_value)
-        else:
-            value = raw_value.decode("latin-1")
-            texts[name] = f"{texts[name]},{value}" if name in texts else value
-    return texts, binaries
-
-
-def _from_base64(value: bytes) -> bytes:
-    last = value.rpartition(b",")[2].strip()
-    try:
-        return base64.b64decode(last + b"=" * (-len(last) % 4), validate=True)
-    except binascii.Error as error:
-        raise CallFailed(Code.INVALID_ARGUMENT, "binary metadata is not base64") from error
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        if not name.endswith("-bin"):
+            found[name] = f"{found[name]},{value}" if name in found else value
+    return found

@@ -32,13 +32,12 @@ class ClientConnection(asyncio.BufferedProtocol):
     calls: Calls
     connection: Connection
 
-    def __init__(self, server: Server, *, peer: str, number: int) -> None:
+    def __init__(self, server: Server, *, peer: str) -> None:
         self.peer = peer
         self.held = 0
         """Bytes of incomplete requests and of answers that the peer has not read, as last counted."""
         self.heard = server.clock.monotonic()
         """When bytes came last, by the tick."""
-        self._number = number
         self._server = server
         self._limits = server.limits
         self._is_live = False
@@ -72,9 +71,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.calls = Calls(
             server.router,
             server.counters,
-            server.clock,
             peer=self.peer,
-            number=self._number,
             long_calls_max=limits.long_calls_max,
         )
         self._is_live = True
@@ -92,11 +89,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         counters = self._server.counters
         counters.received_bytes_total += nbytes
         self._has_heard = True
-        before = counters.calls_total
         is_alive = self.connection.receive(bytes(self._server.buffer[:nbytes]))
         self.calls.end_run()
-        if counters.calls_total - before > 1:
-            self._server.crowd()
         self.flush()
         if not is_alive:
             self.close()
@@ -167,7 +161,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if self._draining_from is None:
             self.calls.is_ending = True
-            self.calls.end_streams(self.connection.table.open.values())
+            self.calls.end_all(self.connection.table.open.values(), only_streams=True)
             self._draining_from = self._asked = now
         elif self.connection.table.open or self._has_heard:
             self._has_heard = False
@@ -243,8 +237,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         if connection.table.open or self.calls.accepted != self._accepted:
             self._accepted = self.calls.accepted
             self._busy = now
-        if self.calls.timed:
-            self.calls.expire(now)
         if self.held:
             self._count()
         if not self._is_full:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 
 from frazil.errors import FrazilError
-from frazil.serve.grpc.codec import CallFailed, Code, metadata, timeout_seconds
+from frazil.serve.danube.statuses import status_of
+from frazil.serve.grpc.codec import CallFailed, Code, metadata
 
 if TYPE_CHECKING:
     from frazil.serve.grpc.calls import Call, CallRun
@@ -28,35 +30,29 @@ FreeCalls = Callable[[str, int], int]
 """Counts calls of a peer that need no guard; returns how many of that number may pass."""
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-_NO_BYTES: Final[Mapping[str, bytes]] = MappingProxyType({})
 _CONTENT_TYPE: Final = b"application/grpc"
 
 
 @attrs.frozen
-class Unary:
-    """One message in, one message out.
+class Route:
+    """One message in, one message out; a stream has any number of messages out.
 
     `many`, if there is one, gets calls that came together. A server that stops refuses calls that
-    are `is_fresh`: new work.
+    are `is_fresh`: new work. The HEADERS of a stream's answer go out when the handler begins.
     """
 
     handler: Handler
     many: RunHandler | None = None
     is_fresh: bool = False
-    is_stream: bool = attrs.field(default=False, init=False)
+    is_stream: bool = False
 
 
-@attrs.frozen
-class Stream:
-    """One message in, any number out; its answer's HEADERS go out when the handler begins."""
-
-    handler: Handler
-    many: None = attrs.field(default=None, init=False)
-    is_fresh: bool = attrs.field(default=True, init=False)
-    is_stream: bool = attrs.field(default=True, init=False)
+Unary = Route
 
 
-Route = Unary | Stream
+def Stream(handler: Handler) -> Route:  # noqa: N802 - a kind of route
+    """Return the route of a stream."""
+    return Route(handler, is_fresh=True, is_stream=True)
 
 
 @attrs.frozen(eq=False)
@@ -70,12 +66,9 @@ class CallHead:
     handler: Handler | None
     is_stream: bool = False
     metadata: Mapping[str, str] = _NOTHING
-    binary: Mapping[str, bytes] = _NO_BYTES
-    timeout_s: float | None = None
     plain_status: int = 0
     refusal: tuple[Code, str] | None = None
     many: RunHandler | None = None
-    """None also for calls that must be handled one by one, such as those with a deadline."""
     is_fresh: bool = False
     """A server that stops refuses it."""
 
@@ -105,29 +98,21 @@ class Router:
         """Return what a request's headers mean; errors in them become its refusal."""
         found = dict(fields)
         path = found[b":path"].decode("latin-1")
-        texts: Mapping[str, str] = _NOTHING
-        try:
-            texts, binaries = metadata(fields)
-            if found[b":method"] != b"POST":
-                return CallHead(path, None, metadata=texts, plain_status=405)
-            if not _is_grpc(found.get(b"content-type", b"")):
-                return CallHead(path, None, metadata=texts, plain_status=415)
-            route = self.routes.get(path)
-            if route is None:
-                unknown = (Code.UNIMPLEMENTED, "unknown method")
-                return CallHead(path, None, metadata=texts, refusal=unknown)
-            timeout = found.get(b"grpc-timeout")
-            seconds = None if timeout is None else timeout_seconds(timeout)
-        except CallFailed as error:
-            return CallHead(path, None, metadata=texts, refusal=(error.code, error.text))
+        texts = MappingProxyType(metadata(fields))
+        if found[b":method"] != b"POST":
+            return CallHead(path, None, metadata=texts, plain_status=405)
+        if not _is_grpc(found.get(b"content-type", b"")):
+            return CallHead(path, None, metadata=texts, plain_status=415)
+        route = self.routes.get(path)
+        if route is None:
+            unknown = (Code.UNIMPLEMENTED, "unknown method")
+            return CallHead(path, None, metadata=texts, refusal=unknown)
         return CallHead(
             path,
             route.handler,
             route.is_stream,
-            MappingProxyType(texts),
-            MappingProxyType(binaries),
-            seconds,
-            many=route.many if seconds is None else None,
+            texts,
+            many=route.many,
             is_fresh=route.is_fresh,
         )
 
@@ -141,7 +126,7 @@ _Result = TypeVar("_Result")
 
 # -- coroutines as handlers ----------------------------------------------------------------------
 
-_running: set[asyncio.Task[Any]] = set()
+_running: set[asyncio.Future[Any]] = set()
 """The loop itself keeps no reference to a task that waits."""
 
 
@@ -151,32 +136,35 @@ def awaited(answer: Callable[[Call, bytes], Awaitable[bytes]]) -> Handler:
     The coroutine is cancelled when the client gives the call up.
     """
 
-    async def run(call: Call, message: bytes) -> bytes:
-        return await answer(call, message)
-
     def handler(call: Call, message: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(run(call, message))
-        _running.add(task)
-
-        def cancel() -> None:
-            task.cancel()
-
-        call.on_cancel = cancel
-        task.add_done_callback(lambda done: _settle(call, done))
+        start(call, answer(call, message))
 
     return handler
 
 
-def _settle(call: Call, task: asyncio.Task[bytes]) -> None:
+def start(call: Call, work: Awaitable[bytes | None]) -> None:
+    """Do the work of a call, cancelled when its client gives it up; what it raises is its status.
+
+    Bytes that it returns are the answer; without them the work has seen to the answer itself.
+    """
+    task = asyncio.ensure_future(work)
+    _running.add(task)
+    call.on_cancel = task.cancel
+    task.add_done_callback(partial(_settle, call))
+
+
+def _settle(call: Call, task: asyncio.Future[bytes | None]) -> None:
     _running.discard(task)
     if task.cancelled():
         call.fail(Code.CANCELLED, "cancelled")
         return
     error = task.exception()
     if error is None:
-        call.ok(task.result())
-    elif isinstance(error, CallFailed):
-        call.fail(error.code, error.text)
+        answer = task.result()
+        if answer is not None:
+            call.ok(answer)
+    elif isinstance(error, CallFailed | FrazilError):
+        call.fail(*status_of(error))
     else:
         call.break_off(error)
 

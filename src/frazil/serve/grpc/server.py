@@ -18,7 +18,6 @@ from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
 
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Guard, Router
@@ -27,6 +26,8 @@ __all__ = ["ConnectionLimits", "Server", "peer_text"]
 
 IDLE_S: Final = 60.0
 """A connection without a call for so long may be closed for a new one."""
+RECHECK_S: Final = 15.0
+"""Streams are checked so often: their tokens end, and roles change."""
 _DRAIN_POLL_S: Final = 0.01
 _ACCEPT_PAUSE_S: Final = 0.5
 """Without descriptors or memory, connections wait so long in the system's queue."""
@@ -110,8 +111,9 @@ class Server:
         """Bytes of incomplete requests and unread answers of all connections."""
         self.streams = 0
         """Calls under way on all connections."""
-        self.crowd: Callable[[], None] = _nothing
-        """Called when several calls came at once: the loop then waits for none alone."""
+        self.check: Guard | None = None
+        """Returns why a stream may not go on; called every `RECHECK_S`, or never."""
+        self._checked_s = self.clock.monotonic()
         most = limits.connections_max
         own = ConnectionLimits(client_max=most, connections_max=most)
         self._shared = own if shared is None else shared
@@ -144,7 +146,6 @@ class Server:
         """Listen on a socket that is bound already; the server owns it from now on."""
         assert self._listener is None
         self._loop = asyncio.get_running_loop()
-        self.crowd = getattr(self._loop, "crowd", self.crowd)
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["h2"])
         listener.setblocking(False)
@@ -156,10 +157,11 @@ class Server:
         event("grpc_listening", host=address[0], port=address[1], tls=ssl_context is not None)
         return str(address[0]), int(address[1])
 
-    def recheck(self, check: Guard) -> None:
+    def recheck(self) -> None:
         """End the server streams that `check` no longer allows, with its status."""
-        for connection in tuple(self._connections):
-            connection.recheck(check)
+        if self.check is not None:
+            for connection in tuple(self._connections):
+                connection.recheck(self.check)
 
     def expect_end(self) -> None:
         """Prepare for `drain`: refuse new work from now on."""
@@ -249,13 +251,12 @@ class Server:
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             counters = self.counters
-            number = counters.connections_total + 1
-            connection = ClientConnection(self, peer=peer_text(address), number=number)
+            connection = ClientConnection(self, peer=peer_text(address))
             if not self._shared.admit(connection, self):
                 counters.connections_refused_total += 1
                 accepted.close()
                 continue
-            counters.connections_total = number
+            counters.connections_total += 1
             self._connections[connection] = None
             counters.connections = len(self._connections)
             with contextlib.suppress(OSError):
@@ -299,6 +300,9 @@ class Server:
         now = self.clock.monotonic()
         for connection in tuple(self._connections):
             connection.tick(now)
+        if now - self._checked_s >= RECHECK_S:
+            self._checked_s = now
+            self.recheck()
 
     def _stop_listening(self) -> None:
         if self._accepting is not None:
@@ -316,7 +320,3 @@ def peer_text(address: object) -> str:
         host = str(address[0])
         return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
     return "local"
-
-
-def _nothing() -> None:
-    """Ignore the notice on event loops that do not need it."""

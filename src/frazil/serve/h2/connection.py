@@ -31,6 +31,8 @@ _SETTINGS_A_CONTROL: Final = 16
 _STREAMS_A_CONTROL: Final = 64
 _HEADER_BYTES_A_CONTROL: Final = 4_096
 """So many items, or unpacked bytes of headers, in one frame count as one more control frame."""
+_CONTROLS: Final = "control frames"
+_UPDATES: Final = "window updates"
 _ALIVE_PING: Final = b"frzalive"
 
 
@@ -104,8 +106,8 @@ class Connection:
         self._has_preface = False
         self._has_settings = False
         self._partial: PartialBlock | None = None
-        self._controls_paid = 0
-        self._updates_paid = 0
+        self._most = {_CONTROLS: limits.controls_max, _UPDATES: limits.window_updates_max}
+        self._paid = dict.fromkeys(self._most, 0)
         self._kinds = {
             f.DATA: self._on_data,
             f.HEADERS: self._on_headers,
@@ -160,8 +162,7 @@ class Connection:
         """Grant the control frames of one tick."""
         self._resets_left = self.limits.resets_max
         self._last_before = self.table.last
-        self._controls_left = self.limits.controls_max
-        self._updates_left = self.limits.window_updates_max
+        self._left = dict(self._most)
 
     def ping(self) -> None:
         """Ask the peer for a sign of life."""
@@ -278,15 +279,9 @@ class Connection:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
         handler = self._kinds.get(kind)
         if handler is None:
-            self._count_control()
+            self._count(_CONTROLS)
         else:
             handler(flags, sid, payload)
-
-    def _spend(self, size: int) -> None:
-        """Count bytes of DATA, with padding."""
-        self.credit -= size
-        if self.credit < self._credit_low:
-            self._grant()
 
     def _grant(self) -> None:
         """Give the window back: half of it is used.
@@ -340,7 +335,7 @@ class Connection:
         head = self.headers.cache.get(block)
         if head is None:
             head = self.headers.read(block)
-            self._count_controls(head.size // _HEADER_BYTES_A_CONTROL)
+            self._count(_CONTROLS, head.size // _HEADER_BYTES_A_CONTROL)
         table = self.table
         stream = table.open.get(sid)
         if stream is not None:
@@ -377,11 +372,13 @@ class Connection:
     def _on_data(self, flags: int, sid: int, payload: bytes) -> None:
         if self.table.is_idle(sid):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "data on an idle stream")
-        self._spend(len(payload))
+        self.credit -= len(payload)
+        if self.credit < self._credit_low:
+            self._grant()
         data = f.unpad(payload) if flags & f.PADDED else payload
         ends = bool(flags & f.END_STREAM)
         if len(data) < _SMALL_BYTES and not ends:
-            self._count_control()
+            self._count(_CONTROLS)
         stream = self.table.open.get(sid)
         if stream is None:
             if not self.table.late(sid, ends=ends):
@@ -467,7 +464,7 @@ class Connection:
     def _on_settings(self, flags: int, sid: int, payload: bytes) -> None:
         if sid:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings on a stream")
-        self._count_control()
+        self._count(_CONTROLS)
         if flags & f.ACK:
             if payload:
                 raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "settings in an answer")
@@ -478,13 +475,13 @@ class Connection:
         window = self.sender.stream_window
         for position, (name, value) in enumerate(f.settings_items(payload), 1):
             if not position % _SETTINGS_A_CONTROL:
-                self._count_control()
+                self._count(_CONTROLS)
             if name == f.INITIAL_WINDOW_SIZE:
                 window = value
             self._on_setting(name, value)
         if window != self.sender.stream_window:
             # Only the last one is applied: to change the windows of all streams is work.
-            self._count_controls(len(self.table.open) // _STREAMS_A_CONTROL)
+            self._count(_CONTROLS, len(self.table.open) // _STREAMS_A_CONTROL)
             self.sender.resize(window)
         self.sender.emit(f.SETTINGS_ACK)
 
@@ -508,7 +505,7 @@ class Connection:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "ping on a stream")
         if len(payload) != 8:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "ping of another size")
-        self._count_control()
+        self._count(_CONTROLS)
         if not flags & f.ACK:
             self.sender.emit(f.ping(payload, ack=True))
 
@@ -518,14 +515,14 @@ class Connection:
         if len(payload) < 8:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "goaway cut short")
         # The peer opens no more streams; those that are open are answered.
-        self._count_control()
+        self._count(_CONTROLS)
 
     def _on_window_update(self, _flags: int, sid: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "window update of another size")
         if sid and self.table.is_idle(sid):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "window of an idle stream")
-        self._count_update()
+        self._count(_UPDATES)
         increment = int.from_bytes(payload) & 0x7FFFFFFF
         if not sid:
             if not increment:
@@ -543,7 +540,7 @@ class Connection:
     def _on_priority(self, _flags: int, sid: int, payload: bytes) -> None:
         if not sid:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "priority of no stream")
-        self._count_control()
+        self._count(_CONTROLS)
         if len(payload) != 5:
             self._reset_any(sid, ErrorCode.FRAME_SIZE_ERROR)
         elif _depends_on(payload) == sid:
@@ -566,27 +563,15 @@ class Connection:
     # Clients answer data with pings (to measure the round trip) and window updates: when an allowance
     # is used up, each DATA frame that was sent meanwhile grants one more.
 
-    def _count_control(self) -> None:
-        if not self._controls_left:
-            sent = self.sender.data_frames
-            self._controls_left = min(sent - self._controls_paid, self.limits.controls_max)
-            self._controls_paid = sent
-            if not self._controls_left:
-                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many control frames")
-        self._controls_left -= 1
-
-    def _count_controls(self, count: int) -> None:
+    def _count(self, what: str, count: int = 1) -> None:
         for _ in range(count):
-            self._count_control()
-
-    def _count_update(self) -> None:
-        if not self._updates_left:
-            sent = self.sender.data_frames
-            self._updates_left = min(sent - self._updates_paid, self.limits.window_updates_max)
-            self._updates_paid = sent
-            if not self._updates_left:
-                raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many window updates")
-        self._updates_left -= 1
+            if not self._left[what]:
+                sent = self.sender.data_frames
+                self._left[what] = min(sent - self._paid[what], self._most[what])
+                self._paid[what] = sent
+                if not self._left[what]:
+                    raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
+            self._left[what] -= 1
 
     def _count_reset(self) -> None:
         self._resets_left -= 1

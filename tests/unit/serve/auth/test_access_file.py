@@ -82,6 +82,21 @@ def test_an_empty_file_grants_nothing():
 
 
 @pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        *(("topics", text) for text in ("", "a/b", "a.b", "[ab]", "a b", "x" * 256, "a\n", 7)),
+        *(("subjects", text) for text in ("", "[ab]", "a b", "x" * 256, "a\n", "a!", "a\\b", 7)),
+    ],
+)
+def test_what_no_name_can_match_is_no_pattern(what, text):
+    """Patterns are characters of names, with stars and question marks."""
+    tree = yaml.safe_load(GOOD)
+    next(iter(tree["roles"].values()))[0][what] = [text]
+    with pytest.raises(InvalidRequest, match="access file is refused"):
+        parse_access(yaml.safe_dump(tree))
+
+
+@pytest.mark.parametrize(
     ("before", "after"),
     [
         ("[produce]", "[produces]"),

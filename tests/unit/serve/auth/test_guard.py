@@ -97,27 +97,6 @@ def test_every_call_needs_credentials(path):
         assert ask(guard, path, message, header) == invalid
 
 
-@pytest.mark.parametrize("path", sorted(RPCS))
-def test_every_call_is_denied_without_a_grant(path):
-    """A principal that is known and has nothing gets nothing."""
-    guard, clock = make_guard()
-    code, text = ask(guard, path, request_for(path), token("nothing", clock))
-    assert code is Code.PERMISSION_DENIED
-    assert text.startswith("no binding grants ")
-
-
-@pytest.mark.parametrize("path", sorted(RPCS))
-def test_the_header_of_internal_brokers_grants_nothing(path):
-    """Neither alone nor beside a token, nor as the kind of a token, does it change an answer."""
-    guard, clock = make_guard()
-    message = request_for(path)
-    inside = {"x-danube-internal-broker": "broker/1", "x-danube-broker-url": "http://x"}
-    assert ask(guard, path, message, **inside)[0] is Code.UNAUTHENTICATED
-    assert ask(guard, path, message, token("nothing", clock), **inside)[0] is Code.PERMISSION_DENIED
-    broker = token("admin", clock, kind="broker_internal")
-    assert ask(guard, path, message, broker, **inside)[0] is Code.PERMISSION_DENIED
-
-
 def allowed_to(name):
     """Return the paths that a principal may call for /default/orders."""
     guard, clock = make_guard()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.errors import InvalidRequest
 from frazil.model import NAME_PART_CHARACTERS_MAX
 from frazil.serve.danube import names
 from frazil.serve.danube.statuses import Refused
@@ -57,13 +58,14 @@ def test_the_namespace_is_the_first_part():
 @pytest.mark.parametrize("name", ["default", "system", "a_b-1", "ä"])
 def test_namespaces_have_plain_names(name):
     """One part of letters, digits, `_` and `-` may name a namespace."""
-    assert names.is_namespace(name)
+    names.check_namespace(name)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a.b", "a b", "/a", "x" * 201, "a\u0308"])
 def test_other_names_are_no_namespaces(name):
     """What could not stand in a topic's name as it is cannot name a namespace."""
-    assert not names.is_namespace(name)
+    with pytest.raises(InvalidRequest, match="a namespace has letters"):
+        names.check_namespace(name)
 
 
 @pytest.mark.parametrize(

@@ -61,27 +61,17 @@ def test_what_is_no_call_gets_a_status_of_http(method, kind, status):
     assert head.plain_status == status
 
 
-def test_time_outs_and_metadata_are_read():
-    """They are part of what is kept for equal headers; nobody can change them."""
+def test_metadata_is_read():
+    """It is part of what is kept for equal headers; nobody can change it."""
     head = resolve(
         b"/a.B/One",
         b"POST",
         b"application/grpc",
-        (b"grpc-timeout", b"5S"),
         (b"authorization", b"t"),
     )
-    assert head.timeout_s == 5
     assert head.metadata == {"authorization": "t"}
     with pytest.raises(TypeError):
         head.metadata["authorization"] = "other"
-
-
-@pytest.mark.parametrize("extra", [(b"grpc-timeout", b"soon"), (b"x-bin", b"!")])
-def test_broken_headers_of_grpc_are_invalid_arguments(extra):
-    """The handler is not called."""
-    head = resolve(b"/a.B/One", b"POST", b"application/grpc", extra)
-    assert head.handler is None
-    assert head.refusal[0] == Code.INVALID_ARGUMENT
 
 
 def test_paths_have_a_service_and_a_method():

@@ -11,7 +11,6 @@ from frazil.serve.grpc.router import Router, Unary
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.limits import ServerLimits
-from tests.support.simulated_clock import SimulatedClock
 from tests.unit.serve.h2.peer import REQUEST, Peer
 
 OTHER = (*REQUEST[:2], (":path", "/t.T/Other"), *REQUEST[3:])
@@ -32,7 +31,7 @@ class Client(Peer):
         }
         self.many = many
         router = Router(routes, guard, free_calls)
-        self.calls = Calls(router, self.counters, SimulatedClock(1), peer="here:1", number=7)
+        self.calls = Calls(router, self.counters, peer="here:1")
         self.connection = Connection(ServerLimits(), self.calls, lambda: None)
         self.calls.sender = self.sender = self.connection.sender
         self.send(f.PREFACE, f.settings(settings or {}))
@@ -228,13 +227,6 @@ def test_a_guard_sees_each_call_that_is_not_free():
     strict = Client(guard=guard)
     strict.send(*asked(strict, b"a", b"b"))
     assert strict.seen == [("one", b"a"), ("one", b"b")]
-
-
-def test_a_call_with_a_deadline_is_no_part_of_a_run():
-    """Its time is watched, so it needs to be one of its own."""
-    client = Client()
-    client.send(*asked(client, b"a", b"b", fields=TIMED))
-    assert client.seen == [("one", b"a"), ("one", b"b")]
 
 
 def test_calls_of_a_run_end_with_the_server():
