@@ -221,9 +221,11 @@ def _checked(table: TableName, loaded: Loaded, definition: TableDefinition) -> T
             topic=definition.topic,
         )
     if owner != definition.uid:
+        adopt = "or take it over with frazil lake adopt"
+        advice = adopt if table == definition.table else "then frazil lake resume"
         raise Conflict(
             "table belongs to another topic, perhaps an earlier one of that name: rename or drop it, "
-            "then frazil lake resume, or take it over with frazil lake adopt",
+            f"{advice}",
             table=table,
             topic=definition.topic,
             topic_id=definition.uid,

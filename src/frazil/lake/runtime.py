@@ -82,8 +82,9 @@ class Lake:
         )
         self._needs = 0
         self._opened_at = engine.clock.monotonic()
-        self._calls: list[tuple[Callable[[], Any], Pending]] = []
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._turn = threading.RLock()
+        """Held during a round, and by each call that changes a topic or uses the worker."""
         self.settling = threading.Lock()
         """Held while rejects are replayed or dropped: their marks are read, changed and written."""
         self.catalog = LakeCatalog(
@@ -222,7 +223,10 @@ class Lake:
                 self._task.start()
 
     def _round(self) -> None:
-        self._answer_calls()
+        with self._turn:
+            self._work()
+
+    def _work(self) -> None:
         wanted = self._is_wanted()
         # `hello` has the address of the catalog, so the catalog comes first.
         self.worker.wanted = (wanted or self._needs > 0) and self.catalog.uri() is not None
@@ -243,35 +247,23 @@ class Lake:
         old = self.by_itself and self.clock.monotonic() - self._opened_at >= GRACE_S
         return self._started or old or any(each.waits.is_asked() for each in active)
 
-    def call(self, function: Callable[[], Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Run a function in the lake's thread and return what it returns."""
-        with self._lock:
-            if self._task.is_running and not self._task.is_current:
-                pending = Pending()
-                self._calls.append((function, pending))
-            else:
-                return function()
-        self.wake()
-        return pending.result(timeout_s)
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function between two rounds of the lake's thread and return what it returns.
 
-    def _answer_calls(self) -> None:
-        while True:
-            with self._lock:
-                if not self._calls:
-                    return
-                function, pending = self._calls.pop(0)
-            try:
-                pending.settle(function())
-            except FrazilError as error:
-                pending.settle(error)
-            except BaseException as error:
-                pending.settle(Unavailable("the lake failed", error=error))
-                raise
+        Raises:
+            Unavailable: the present round does not end in time.
+        """
+        if not self._turn.acquire(timeout=CALL_TIMEOUT_S):
+            raise Unavailable("the lake is busy, try again")
+        try:
+            return function()
+        finally:
+            self._turn.release()
+            self.wake()
 
     def stop(self) -> None:
         """End the thread and the children; a commit under way gets its time."""
         self._task.stop()
-        self._answer_calls()
         if self._tiers is not None:
             self.worker.stop(self._task.wait)
             for topic in self.topics.values():

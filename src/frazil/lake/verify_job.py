@@ -330,7 +330,7 @@ class _Rows:
         if PART in self._main.columns:
             fields.append(T.StructField(PART, T.IntegerType()))
         fields += [T.StructField(field.name, spark_type(field.type)) for field in schema]
-        doubtful = staged_facts(sources_of(plan, starts), schema).doubtful
+        _rows, doubtful = staged_facts(sources_of(plan, starts), schema)
         table = T.StructType(fields)
         context = Context(plan=plan, schema=schema, table=table, from_offsets=starts, raw=doubtful)
         rows = read_staged(self._spark, context)

@@ -26,7 +26,7 @@ from frazil.fs import RealFileSystem
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.lake.worker_client import step_back
 from frazil.lake.worker_jobs import Failpoints, Jobs, WorkerConfig
-from frazil.lake.worker_spark import STARTING, Spark, keep_log
+from frazil.lake.worker_spark import Spark, keep_log
 from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
 
@@ -165,7 +165,6 @@ class Worker:
         except msgspec.MsgspecError as error:
             raise InvalidRequest("hello cannot be read", reason=error) from error
         keep_log(config.data_dir, self._file_system)
-        self.answer(Answer(request.id, "progress", {"step": STARTING}))
         self.starting = True
         try:
             self._spark = Spark.start(

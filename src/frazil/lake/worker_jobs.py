@@ -29,7 +29,6 @@ from frazil.telemetry import LOGGER, event, warn
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.fs import FileSystem
-    from frazil.lake.expiry import Expired
     from frazil.lake.wire import Request
     from frazil.lake.worker_spark import Spark
 
@@ -95,11 +94,12 @@ def commit_plan(job: SparkJob) -> Mapping[str, Any]:
         if result.rows_rejected or result.state == "already":
             job.spark.tables.make_durable(plan.table.rejects, settled)
         job.spark.tables.make_durable(plan.table, settled)
-    made = job.spark.tables.facts(result.sid)
+    made = job.spark.tables.made(result.sid)
     if made is not None and result.state == "committed":
-        result.files, result.bytes = made.files, made.bytes
-        if plan.bytes >= RATIO_BYTES_MIN and made.bytes:
-            ratio = made.bytes / plan.bytes
+        result.files = made.number("added-data-files")
+        result.bytes = made.number("added-files-size")
+        if plan.bytes >= RATIO_BYTES_MIN and result.bytes:
+            ratio = result.bytes / plan.bytes
             job.spark.stages.ratios[plan.table] = min(max(ratio, RATIO_MIN), RATIO_MAX)
     for table in (plan.table, plan.table.rejects):
         if table in job.spark.tables.large:
@@ -113,12 +113,10 @@ def maintain_table(job: SparkJob) -> Mapping[str, Any]:
     """Expire snapshots of the body's `table` when it has more than `snapshots_max`."""
     limits = {name: job.body[name] for name in ("snapshots_max",) if name in job.body}
     table = TableName(*job.body["table"])
-    found = _maintain(job, table, **limits, progress=job.progress)
-    body: dict[str, Any] = msgspec.to_builtins(found)
-    return body
+    return _maintain(job, table, **limits, progress=job.progress)
 
 
-def _maintain(job: SparkJob, table: TableName, **options: Any) -> Expired:
+def _maintain(job: SparkJob, table: TableName, **options: Any) -> dict[str, int]:
     from frazil.lake.expiry import expire_snapshots
 
     return expire_snapshots(job.spark.tables, job.spark.catalog, table, **options)

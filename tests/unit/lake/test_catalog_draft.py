@@ -210,14 +210,7 @@ def test_removing_snapshots_takes_refs_and_statistics_along():
     """What needs a removed snapshot goes with it, and so does the history before it."""
     base = applied(fresh(), add(7, 1), point(7))
     base = applied(base, add(8, 2, 7), point(8), point(7, "old", "tag"))
-    base = applied(
-        base,
-        {"action": "set-statistics", "statistics": {"snapshot-id": 7, "statistics-path": "/p"}},
-        {
-            "action": "set-partition-statistics",
-            "partition-statistics": {"snapshot-id": 7, "statistics-path": "/q"},
-        },
-    )
+    base["partition-statistics"] = base["statistics"] = [{"snapshot-id": 7}]
     made = applied(base, {"action": "remove-snapshots", "snapshot-ids": [7, 12345]})
     assert [s["snapshot-id"] for s in made["snapshots"]] == [8]
     assert set(made["refs"]) == {"main"}
@@ -265,7 +258,6 @@ def test_schemas_are_found_again_or_added():
         {"action": "remove-partition-specs", "spec-ids": [0]},
         {"action": "set-location", "location": "/elsewhere/t"},
         {"action": "assign-uuid", "uuid": "33333333-aaaa-4bbb-8ccc-222222222222"},
-        {"action": "set-statistics", "statistics": {}},
     ],
 )
 def test_an_update_that_makes_no_sense_is_refused(update):
@@ -347,26 +339,6 @@ def test_unused_schemas_and_specs_can_be_forgotten():
     assert made["last-column-id"] == 3
 
 
-def test_statistics_are_one_a_snapshot():
-    """A later file replaces the earlier one of its snapshot; removing leaves the others."""
-    base = applied(fresh(), add(7, 1), point(7))
-    for path in ("/1", "/2"):
-        file = {"snapshot-id": 7, "statistics-path": path}
-        base = applied(
-            base,
-            {"action": "set-statistics", "snapshot-id": 7, "statistics": file},
-            {"action": "set-partition-statistics", "partition-statistics": file},
-        )
-    assert [s["statistics-path"] for s in base["statistics"]] == ["/2"]
-    assert [s["statistics-path"] for s in base["partition-statistics"]] == ["/2"]
-    made = applied(
-        base,
-        {"action": "remove-statistics", "snapshot-id": 7},
-        {"action": "remove-partition-statistics", "snapshot-id": 7},
-    )
-    assert made["statistics"] == made["partition-statistics"] == []
-
-
 def test_properties_and_location_change():
     """Properties are set over the old ones and removed; a location may move inside."""
     made = applied(
@@ -385,7 +357,6 @@ NOTHING = [
     {"action": "remove-properties", "removals": ["never"]},
     {"action": "remove-snapshots", "snapshot-ids": [5]},
     {"action": "remove-snapshot-ref", "ref-name": "nobody"},
-    {"action": "remove-statistics", "snapshot-id": 5},
     {"action": "set-location", "location": "/wh/t"},
     {"action": "upgrade-format-version", "format-version": 2},
     {"action": "assign-uuid", "uuid": "11111111-AAAA-4bbb-8ccc-222222222222"},

@@ -77,9 +77,9 @@ def test_a_file_that_is_cut_counts_what_is_inside(tmp_path):
     """By arithmetic where it is dense, by its offsets where it is not."""
     dense = staged(tmp_path / "dense", range(10))
     sparse = staged(tmp_path / "sparse", [10, 13, 14, 19])
-    assert staged_facts(sources(dense, sparse, lo=0, hi=20, start=4), SCHEMA).rows == 10
-    assert staged_facts(sources(dense, sparse, lo=0, hi=20, start=14), SCHEMA).rows == 2
-    assert staged_facts(sources(dense, sparse, lo=0, hi=14), SCHEMA).rows == 12
+    assert staged_facts(sources(dense, sparse, lo=0, hi=20, start=4), SCHEMA)[0] == 10
+    assert staged_facts(sources(dense, sparse, lo=0, hi=20, start=14), SCHEMA)[0] == 2
+    assert staged_facts(sources(dense, sparse, lo=0, hi=14), SCHEMA)[0] == 12
 
 
 def test_a_part_without_a_start_has_nothing(tmp_path):
@@ -103,7 +103,7 @@ def test_a_part_without_a_start_has_nothing(tmp_path):
 def test_values_out_of_range_leave_doubt(tmp_path, values, doubtful):
     """On the top level and deep inside; the ends of the range are within it."""
     file = staged(tmp_path / "f", range(3), **values)
-    assert staged_facts(sources(file, lo=0, hi=3), SCHEMA).doubtful is doubtful
+    assert staged_facts(sources(file, lo=0, hi=3), SCHEMA)[1] is doubtful
 
 
 def test_a_decimal_with_too_many_digits_leaves_doubt(tmp_path):
@@ -114,7 +114,7 @@ def test_a_decimal_with_too_many_digits_leaves_doubt(tmp_path):
     moment = pa.array([0], pa.int64()).view(pa.timestamp("us", "UTC"))
     pq.write_table(pa.table({"_offset": [0], "_time": moment, "p": prices}), tmp_path / "f")
     file = StagedFile(str(tmp_path / "f"), 1, 1, 0, 0)
-    assert staged_facts(sources(file, lo=0, hi=1), schema).doubtful is True
+    assert staged_facts(sources(file, lo=0, hi=1), schema)[1] is True
 
 
 def test_a_null_in_a_required_column_leaves_doubt(tmp_path):
@@ -125,7 +125,7 @@ def test_a_null_in_a_required_column_leaves_doubt(tmp_path):
         path = tmp_path / f"{doubtful}"
         pq.write_table(pa.table({"_offset": [0, 1], "_time": moment, "n": values}), path)
         file = StagedFile(str(path), 2, 1, 0, 1)
-        assert staged_facts(sources(file, lo=0, hi=2), schema).doubtful is doubtful
+        assert staged_facts(sources(file, lo=0, hi=2), schema)[1] is doubtful
 
 
 def test_a_file_of_other_columns_is_not_read(tmp_path):

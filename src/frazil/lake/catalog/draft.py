@@ -303,31 +303,6 @@ class Draft:
             if ref["snapshot-id"] not in left:
                 self._drop_ref(name)
 
-    # --------------------------------------------------------------------- statistics
-    @apply.register
-    def _(self, update: up.SetStatistics) -> None:
-        self._put_statistics("statistics", update.statistics)
-
-    @apply.register
-    def _(self, update: up.SetPartitionStatistics) -> None:
-        self._put_statistics("partition-statistics", update.partition_statistics)
-
-    def _put_statistics(self, key: str, statistics: Json) -> None:
-        number = _number(statistics, "snapshot-id")
-        others = [item for item in self.metadata[key] if item["snapshot-id"] != number]
-        self._set(key, [*others, statistics])
-
-    @apply.register
-    def _(self, update: up.RemoveStatistics) -> None:
-        self._drop_statistics("statistics", update.snapshot_id)
-
-    @apply.register
-    def _(self, update: up.RemovePartitionStatistics) -> None:
-        self._drop_statistics("partition-statistics", update.snapshot_id)
-
-    def _drop_statistics(self, key: str, number: int) -> None:
-        self._set(key, [item for item in self.metadata[key] if item["snapshot-id"] != number])
-
     # ------------------------------------------------------------------------ the end
     def finish(self, base_location: str | None) -> Json:
         """Return the metadata to write, with its times and logs.

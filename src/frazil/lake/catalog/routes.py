@@ -135,7 +135,7 @@ def _json(value: object, status: int = 200) -> Answer:
 def config(call: Call) -> Answer:
     """Tell a client what this catalog offers."""
     wanted = call.query.get("warehouse", "").rstrip("/")
-    own = call.catalog.warehouse.location.rstrip("/")
+    own = call.catalog.warehouse.rstrip("/")
     if wanted.removeprefix("file://") not in {"", NAME, own, own.removeprefix("file://")}:
         raise bad_request(
             "warehouse is not known, leave it out or name the catalog", warehouse=wanted
@@ -164,7 +164,7 @@ def create_namespace(call: Call) -> Answer:
 
 def _check_location(call: Call, properties: Mapping[str, str]) -> None:
     if "location" in properties:
-        call.catalog.warehouse.check(properties["location"])
+        call.catalog.check_location(properties["location"])
 
 
 def load_namespace(call: Call) -> Answer:

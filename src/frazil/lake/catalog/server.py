@@ -33,7 +33,7 @@ from frazil.clock import SystemClock
 from frazil.errors import FrazilError, InvalidRequest, Unavailable, codes_of
 from frazil.fs import RealFileSystem, read_fully, write_fully
 from frazil.lake.catalog.address import CatalogAddress, remove_address, write_address
-from frazil.lake.catalog.files import Warehouse, local_path
+from frazil.lake.catalog.files import local_path
 from frazil.lake.catalog.process import READY, CatalogOptions
 from frazil.lake.catalog.refusals import OutcomeUnknown, Refusal, bad_request
 from frazil.lake.catalog.routes import NAME, ROUTES, Answer, Call
@@ -111,10 +111,10 @@ def serve(options: CatalogOptions, *, listening: Callable[[CatalogAddress], None
     """
     file_system, clock = RealFileSystem(), SystemClock()
     with ExitStack() as stack:
-        warehouse = Warehouse(_location(options.warehouse))
+        warehouse = _location(options.warehouse)
         store = Store(options.db, catalog=NAME, file_system=file_system)
         stack.callback(store.close)
-        file_system.make_directory(local_path(warehouse.location))
+        file_system.make_directory(local_path(warehouse))
         catalog = Catalog(store, file_system=file_system, clock=clock, warehouse=warehouse)
         listener = stack.enter_context(listen(options.host, options.port))
         host, port = listener.getsockname()[:2]
@@ -122,7 +122,7 @@ def serve(options: CatalogOptions, *, listening: Callable[[CatalogAddress], None
             uri=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
             token=token_of(f"{options.run_directory}/catalog.token"),
             pid=os.getpid(),
-            warehouse=warehouse.location,
+            warehouse=warehouse,
         )
         broken = threading.Event()
 

@@ -44,7 +44,7 @@ def run_stages(frame: DataFrame, context: Context, stages: tuple[Stage, ...]) ->
 
 
 class SparkStages:
-    """Judges plans with Spark; see `frazil.lake.commit.Stages`.
+    """Judges plans with Spark: the pipeline before a commit. Nothing is written.
 
     Args:
         spark: the session, in UTC.
@@ -76,13 +76,13 @@ class SparkStages:
             InvalidRequest: the table has not got the topic's columns.
         """
         schema = decode_schema(plan.schema)
-        facts = staged_facts(sources_of(plan, from_offsets), schema)
+        count, doubtful = staged_facts(sources_of(plan, from_offsets), schema)
         context = Context(
             plan=plan,
             schema=schema,
             table=self._columns(plan.table),
             from_offsets=from_offsets,
-            raw=facts.doubtful,
+            raw=doubtful,
             ratio=self.ratios.get(plan.table, 1.0),
             target_file_bytes=self._target_file_bytes,
         )
@@ -90,7 +90,7 @@ class SparkStages:
         staged = read_staged(self._spark, context)
         rows = run_stages(staged, context, STAGES)
         if not context.raw:
-            return Verdict(rows, None, facts.rows, facts.rows, 0, 0)
+            return Verdict(rows, None, count, count, 0, 0)
         found = validate(staged, context).agg(F.count(F.lit(1)), F.count(by_name(REJECT))).first()
         assert found is not None
         count, rejected = int(found[0]), int(found[1])
