@@ -25,7 +25,7 @@ from frazil.struct_types import learnt
 from frazil.topic import special_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from frazil.lake.topics import LakeTopic
     from frazil.lake.wire import Answer
     from frazil.log import SpecialRange
-    from frazil.topic import TopicRuntime
 
 __all__ = [
     "PartFacts",
@@ -285,7 +284,10 @@ def verify_topic(
             raise NotFound("the table has no columns of this topic", table=topic.table)
         report("starting")
         _wait_ready(lake, topic)
-        with _pinned(lake, topic.runtimes):
+        disk = lake.tiers.disk
+        with contextlib.ExitStack() as pins:
+            for runtime in topic.runtimes:
+                pins.enter_context(disk.pins.pin(disk.files(runtime.state.id)))
             body = msgspec.to_builtins(_request(lake, topic, view.schema_version), str_keys=True)
             answer = lake.ask_worker("verify", body, heard).result(timeout_s or VERIFY_TIMEOUT_S)
     result = msgspec.convert(answer, learnt(VerifyResult), str_keys=True)
@@ -303,16 +305,6 @@ def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
         if lake.clock.monotonic() > deadline:
             raise Unavailable("Spark did not start in time", why=lake.worker.why or topic.why)
         pause.wait(READY_PAUSE_S)
-
-
-@contextlib.contextmanager
-def _pinned(lake: Lake, runtimes: Iterable[TopicRuntime]) -> Iterator[None]:
-    """Pin the files of the disk tier."""
-    disk = lake.tiers.disk
-    with contextlib.ExitStack() as stack:
-        for runtime in runtimes:
-            stack.enter_context(disk.pins.pin(disk.files(runtime.state.id)))
-        yield
 
 
 def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:

@@ -195,9 +195,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--epoch", type=int, required=True)
     given = parser.parse_args(arguments)
-    if os.getpgid(0) != os.getpid():
-        # A group of its own: the JVM belongs to it, and both end together.
-        os.setpgid(0, 0)
     step_back()
     file_system = RealFileSystem()
     # The JVM must not inherit it: the engine takes the end of the socket for the worker's end.

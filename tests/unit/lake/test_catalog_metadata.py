@@ -137,8 +137,6 @@ BAD_SCHEMAS = {
     "no type": struct(field(1, "a", None)),
     "an unknown shape": struct(field(1, "a", {"type": "tuple"})),
     "an identifier that is no field": struct(field(1, "a"), **{"identifier-field-ids": [2]}),
-    "a type of version 3": struct(field(1, "a", "timestamp_ns")),
-    "a default in version 2": struct(field(1, "a", **{"initial-default": 3})),
     "a field that is none": struct("a"),
 }
 
@@ -147,15 +145,8 @@ BAD_SCHEMAS = {
 def test_a_schema_that_makes_no_sense_is_refused(name):
     """A bad schema is a bad request, never a table."""
     with pytest.raises(Refusal) as caught:
-        check_schema(BAD_SCHEMAS[name], format_version=2)
+        check_schema(BAD_SCHEMAS[name])
     assert caught.value.kind == "BadRequestException"
-
-
-def test_version_3_has_its_types_and_defaults():
-    """What version 2 refuses is fine in version 3."""
-    schema = struct(field(1, "a", "timestamp_ns"), field(2, "v", "variant"))
-    schema["fields"].append(field(3, "d", **{"initial-default": 3}))
-    assert check_schema(schema, format_version=3) is None
 
 
 def test_a_schema_nested_without_end_is_refused():
@@ -164,7 +155,7 @@ def test_a_schema_nested_without_end_is_refused():
     for number in range(100):
         kind = struct(field(number + 1, "a", kind))
     with pytest.raises(Refusal, match="too deep"):
-        check_schema(struct(field(1000, "a", kind)), format_version=2)
+        check_schema(struct(field(1000, "a", kind)))
 
 
 def test_a_partition_column_that_does_not_exist_is_refused():

@@ -116,7 +116,7 @@ class Draft:
     @apply.register
     def _(self, update: up.AddSchema) -> None:
         schema = update.schema
-        check_schema(schema, format_version=self.metadata["format-version"])
+        check_schema(schema)
         last = self.metadata["last-column-id"]
         if update.last_column_id is not None and update.last_column_id < last:
             raise bad_request(
