@@ -113,8 +113,7 @@ def test_every_answered_commit_survives_kills(home):
             writer.join()
     assert len(killed) == KILLS
     assert not failures
-    assert home.process.restarts == KILLS
-    assert home.address.uri == first.uri
+    assert (home.process.restarts, home.address.uri) == (KILLS, first.uri)
     assert home.address.token == first.token
     found = home.http("GET", f"namespaces/{namespace}/tables/t").json()
     properties = found["metadata"]["properties"]

@@ -11,8 +11,7 @@ from frazil.lake import ADOPTED, TableName, decode_ranges, expiry
 from frazil.lake import topics as lake_topics
 from frazil.lake.connection import connect
 from frazil.lake.table_state import look
-from tests.integration.engine.test_lake_adopting import an_older_copy, taken
-from tests.integration.engine.test_lake_topics import (
+from tests.integration.engine.lake_engine import (
     COLUMNS,
     ids_of,
     opened,
@@ -21,19 +20,7 @@ from tests.integration.engine.test_lake_topics import (
     table_of,
     wait_for,
 )
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """One engine for the tests that do not open another; its worker runs without Spark."""
-    with opened(tmp_path_factory.mktemp("strays")) as found:
-        yield found
-
-
-@pytest.fixture
-def db(world):
-    """Return the shared engine."""
-    return world[0]
+from tests.integration.engine.test_lake_adopting import an_older_copy, taken
 
 
 def land_late(table, *, offset, owner, end):

@@ -97,16 +97,6 @@ def test_rows_of_other_columns_are_refused(world):
     assert topic.snapshots() == []
 
 
-def test_a_property_is_set_by_one_commit(world):
-    """It is there at the next look, and the rows are untouched."""
-    topic = world.topic(COLUMNS)
-    append(world, topic, 0, 5, None)
-    world.tables.set_property(topic.table, {"frazil.offset-end": "5"})
-    view = world.tables.load(topic.table)
-    assert (view.property_ends, view.commits_since_property) == ({-1: 5}, 0)
-    assert topic.offsets() == list(range(5))
-
-
 @pytest.fixture
 def dead_tables(world):
     """The same tables behind a catalog that takes calls and never answers them."""

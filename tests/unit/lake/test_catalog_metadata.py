@@ -59,8 +59,7 @@ def test_fresh_ids_number_a_struct_before_what_is_nested_in_it():
     inner = made["fields"][1]["type"]
     assert (inner["key-id"], inner["value-id"]) == (5, 6)
     assert [item["id"] for item in inner["value"]["fields"]] == [7, 8]
-    assert made["fields"][2]["type"]["element-id"] == 9
-    assert made["identifier-field-ids"] == [1, 4]
+    assert (made["fields"][2]["type"]["element-id"], made["identifier-field-ids"]) == (9, [1, 4])
     assert renumbered[24] == 8
     assert id_highest(made) == 9
     assert NESTED["fields"][0]["id"] == 10
@@ -89,8 +88,7 @@ def test_a_new_table_has_fresh_ids_everywhere():
     made = table(NESTED, spec=spec, order=order)
     fields = made["partition-specs"][0]["fields"]
     assert [(f["source-id"], f["field-id"]) for f in fields] == [(4, 1000), (1, 1001)]
-    assert made["last-partition-id"] == 1001
-    assert made["default-spec-id"] == 0
+    assert (made["last-partition-id"], made["default-spec-id"]) == (1001, 0)
     assert made["default-sort-order-id"] == 1
     assert made["sort-orders"] == [
         {"order-id": 1, "fields": [{**order["fields"][0], "source-id": 4}]}
@@ -112,8 +110,7 @@ def test_a_new_table_without_order_and_spec_has_empty_ones():
 def test_reserved_properties_are_not_stored():
     """The format version is taken from the properties and is none of them; zstd is the default."""
     made = table(struct(field(1, "a")), properties={"format-version": "3", "k": "v", "uuid": "x"})
-    assert made["format-version"] == 3
-    assert made["next-row-id"] == 0
+    assert (made["format-version"], made["next-row-id"]) == (3, 0)
     assert made["properties"] == {"k": "v", "write.parquet.compression-codec": "zstd"}
     own = table(struct(field(1, "a")), properties={"write.parquet.compression-codec": "gzip"})
     assert own["properties"]["write.parquet.compression-codec"] == "gzip"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gzip
-import threading
 
 import msgspec
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from frazil.errors import CorruptionError, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.lake.catalog.files import MetadataFiles, is_inside, local_path
-from frazil.lake.catalog.metadata import joined, table_name
 from frazil.lake.catalog.refusals import OutcomeUnknown, Refusal
 from frazil.lake.catalog.requirements import Requirement
 from frazil.lake.catalog.service import Catalog, TableChange
@@ -132,38 +130,6 @@ def test_a_failing_disk_fails_the_commit_for_certain(verb, code):
     assert world.commit(setting(k="v")).metadata["properties"]["k"] == "v"
 
 
-def test_a_commit_that_changes_nothing_writes_nothing(world):
-    """The same properties again leave the row and the files as they are."""
-    world.create(k="v")
-    paths = world.disk.paths()
-    loaded = world.commit(setting(k="v"))
-    assert loaded.location == world.store.location("db", "t")
-    assert world.disk.paths() == paths
-
-
-def test_concurrent_commits_all_count(world):
-    """Threads that set their own property at once lose none of them."""
-    world.create()
-    failures = []
-
-    def work(number):
-        try:
-            for step in range(10):
-                world.commit(setting(**{f"k{number}-{step}": "v"}))
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    properties = world.catalog.load("db", "t").metadata["properties"]
-    assert sum(key.startswith("k") for key in properties) == 40
-
-
 def swap_behind(world, number):
     """Commit as another program would: past the catalog's locks."""
     other = Catalog(world.store, file_system=world.fs, clock=world.clock, warehouse=world.warehouse)
@@ -258,40 +224,6 @@ def test_a_busy_file_fails_the_commit_for_certain(world):
     assert len(world.disk.paths()) == 1
 
 
-def test_several_tables_change_together_or_not_at_all(world):
-    """A refused change of one table leaves the others and their files as they were."""
-    world.create("t")
-    world.create("u")
-    before = world.disk.paths()
-    wrong = change(setting(k="v"), name="u", requires=[{"type": "assert-create"}])
-    with pytest.raises(Refusal):
-        world.catalog.commit([change(setting(k="v")), wrong])
-    assert world.disk.paths() == before
-    world.catalog.commit([change(setting(k="v")), change(setting(k="w"), name="u")])
-    assert world.catalog.load("db", "t").metadata["properties"]["k"] == "v"
-    assert world.catalog.load("db", "u").metadata["properties"]["k"] == "w"
-    with pytest.raises(Refusal, match="twice"):
-        world.catalog.commit([change(setting(k="x")), change(setting(k="y"))])
-
-
-def test_old_metadata_files_are_deleted_if_the_table_wants_it(world):
-    """With the two properties of Iceberg the directory stays bounded; without, all files stay."""
-    tidy = {
-        "write.metadata.delete-after-commit.enabled": "true",
-        "write.metadata.previous-versions-max": "2",
-    }
-    world.create("tidy", **tidy)
-    world.create("untidy")
-    for number in range(8):
-        world.commit(setting(n=str(number)), name="tidy")
-        world.commit(setting(n=str(number)), name="untidy")
-    for name, count in (("tidy", 3), ("untidy", 9)):
-        home = world.catalog.load("db", name).metadata["location"]
-        assert len([path for path in world.disk.paths() if path.startswith(f"{home}/")]) == count
-    log = world.catalog.load("db", "tidy").metadata["metadata-log"]
-    assert all(entry["metadata-file"] in world.disk.paths() for entry in log)
-
-
 def test_deletion_of_old_files_stays_in_the_table(world):
     """A log that names a file elsewhere, or one that is no metadata, deletes neither."""
     world.create("t", **{"write.metadata.delete-after-commit.enabled": "true"})
@@ -335,25 +267,6 @@ def test_a_new_table_never_lies_where_another_was(world):
     second = world.create()[1].metadata["location"]
     assert first != second
     assert first.startswith("/wh/db/t-")
-
-
-def test_a_staged_table_leaves_nothing(world):
-    """Staging answers with metadata but makes neither a row nor a file."""
-    location, loaded = world.create(stage=True)
-    assert location is None
-    assert loaded.metadata["location"].startswith("/wh/db/t-")
-    assert world.disk.paths() == []
-    assert world.store.location("db", "t") is None
-
-
-def test_a_table_without_snapshots_is_purged_with_its_metadata(world):
-    """A purge deletes the metadata files of the table and nothing of its neighbour."""
-    world.create("t")
-    world.create("u")
-    world.commit(setting(k="v"))
-    kept = world.store.location("db", "u")
-    world.catalog.drop("db", "t", wants_purge=True)
-    assert world.disk.paths() == [kept]
 
 
 def test_a_purge_takes_the_checksums_of_the_files(world):
@@ -415,20 +328,6 @@ def write(disk, path, data):
     file.close()
 
 
-def test_metadata_files_are_numbered(world):
-    """Each commit's file has the next number, also after a file of another writer."""
-    world.create()
-    world.commit(setting(n="1"))
-    location = world.store.location("db", "t")
-    assert location.rpartition("/")[2].startswith("00001-")
-    data = world.disk.read_bytes(location)
-    other = location.rpartition("/")[0] + "/v41.metadata.json"
-    world.disk.write_bytes(other, data)
-    world.store.swap([Swap("db", "t", location, other)])
-    world.commit(setting(n="2"))
-    assert world.store.location("db", "t").rpartition("/")[2].startswith("00042-")
-
-
 def test_swaps_are_all_or_none():
     """One step that is not at its expectation undoes the others."""
     store = Store(None, catalog="c", file_system=SimulatedFileSystem())
@@ -468,24 +367,6 @@ def test_a_file_that_is_no_database_is_said(tmp_path):
         Store(str(path), catalog="c", file_system=RealFileSystem())
     with pytest.raises(Unavailable, match="cannot be used"):
         Store(str(tmp_path / "no" / "c.db"), catalog="c", file_system=RealFileSystem())
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a\\b", "a\nb", "x" * 256])
-def test_a_name_that_is_none_is_refused(name):
-    """Names that could leave their directory or their line are no names."""
-    with pytest.raises(Refusal):
-        table_name(name)
-    with pytest.raises(Refusal):
-        joined([name])
-
-
-def test_levels_of_a_namespace_have_no_dots():
-    """Two levels and one with a dot could not be told apart in a row."""
-    assert joined(["a", "b"]) == "a.b"
-    with pytest.raises(Refusal, match="dot"):
-        joined(["a.b"])
-    with pytest.raises(Refusal):
-        joined([])
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,7 @@ def test_the_worst_finding_decides(facts, verdict, code):
     """Damage is damage whatever else there is; rows deleted by others are no damage."""
     made = result(**facts)
     assert (made.verdict, made.exit_code) == (verdict, code)
-    assert made.lines[0].split(maxsplit=1)[1] == verdict
-    assert made.facts()["exit_code"] == code
+    assert (made.lines[0].split(maxsplit=1)[1], made.facts()["exit_code"]) == (verdict, code)
 
 
 def test_a_problem_says_what_how_often_and_where():
