@@ -76,8 +76,6 @@ def test_the_configuration_lists_what_is_offered(catalog):
     assert "POST /v1/{prefix}/transactions/commit" in endpoints
     assert "HEAD /v1/{prefix}/namespaces/{namespace}/tables/{table}" in endpoints
     assert not [endpoint for endpoint in endpoints if "view" in endpoint]
-    assert catalog.http("GET", "config", params={"warehouse": catalog.warehouse}).ok
-    error(catalog.http("GET", "config", params={"warehouse": "other"}), 400, "BadRequestException")
 
 
 def test_a_path_that_does_not_exist_has_an_error_body(catalog):

@@ -81,6 +81,8 @@ class Lake:
             failed_event="lake_failed",
         )
         self._needs = 0
+        self._worker_uri = ""
+        """Where the catalog listened when the worker was started."""
         self._opened_at = engine.clock.monotonic()
         self._lock = threading.Lock()
         self._turn = threading.RLock()
@@ -131,7 +133,9 @@ class Lake:
         """Return the body of `hello`."""
         from frazil.lake.worker_jobs import hello_body
 
-        return {**hello_body(self._engine.settings, self.catalog.address()), "epoch": epoch}
+        address = self.catalog.address()
+        self._worker_uri = address.uri
+        return {**hello_body(self._engine.settings, address), "epoch": epoch}
 
     # -- topics come and go ------------------------------------------------------------------------
 
@@ -229,8 +233,9 @@ class Lake:
     def _work(self) -> None:
         wanted = self._is_wanted()
         # `hello` has the address of the catalog, so the catalog comes first.
-        self.worker.wanted = (wanted or self._needs > 0) and self.catalog.uri() is not None
-        if self.catalog.has_moved():
+        uri = self.catalog.uri()
+        self.worker.wanted = (wanted or self._needs > 0) and uri is not None
+        if uri not in {None, self._worker_uri}:
             self.worker.replace("the catalog has another address")
         self.worker.step()
         for topic in list(self.topics.values()):
@@ -660,7 +665,6 @@ class LakeCatalog:
         self._clock = clock
         self._process: CatalogProcess | None = None
         self._tables: CatalogTables | None = None
-        self._told: str | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -735,14 +739,6 @@ class LakeCatalog:
         """Return where the catalog listens now, None while it does not."""
         found = None if self._process is None else self._process.address
         return None if found is None else found.uri
-
-    def has_moved(self) -> bool:
-        """Tell once that the catalog listens at another address than before."""
-        uri = self.uri()
-        if uri is None:
-            return False
-        before, self._told = self._told, uri
-        return before is not None and before != uri
 
     def describe(self) -> dict[str, Any]:
         """Return facts for people, ready for JSON."""

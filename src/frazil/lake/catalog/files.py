@@ -12,7 +12,6 @@ import os
 import os.path
 import re
 import threading
-import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -36,10 +35,9 @@ __all__ = ["Loaded", "MetadataFiles", "check_inside", "is_inside", "local_path",
 FILE_BYTES_MAX: Final = 256 << 20
 CACHE_BYTES_MAX: Final = 64 << 20
 CACHE_FILES_MAX: Final = 256
-METADATA_PATH: Final = "write.metadata.path"
 DELETE_AFTER_COMMIT: Final = "write.metadata.delete-after-commit.enabled"
 _NUMBERED = re.compile(r"(?:v)?([0-9]{1,9})(?:-.*)?\.(?:gz\.)?metadata\.json(?:\.gz)?")
-_METADATA_NAME = re.compile(r".*\.metadata\.json(?:\.gz)?")
+_METADATA_NAME = re.compile(r".*\.metadata\.json")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
@@ -153,21 +151,9 @@ class MetadataFiles:
             size = file.size()
             if size > FILE_BYTES_MAX:
                 raise bad_request("metadata file is too large", location=location, bytes=size)
-            data = read_fully(file, 0, size)
+            return read_fully(file, 0, size)
         finally:
             file.close()
-        if not data.startswith(b"\x1f\x8b"):
-            return data
-        try:
-            engine = zlib.decompressobj(wbits=31)
-            raw = engine.decompress(data, FILE_BYTES_MAX)
-        except zlib.error as error:
-            raise bad_request(
-                "metadata file is damaged", location=location, reason=error
-            ) from error
-        if not engine.eof:
-            raise bad_request("metadata file is cut off or too large", location=location)
-        return raw
 
     def create(self, metadata: Json, *, after: str | None) -> Loaded:
         """Write metadata into a new file; it and its name are durable on return.
@@ -179,8 +165,7 @@ class MetadataFiles:
         Raises:
             Refusal: 409 if the disk refuses; then perhaps a file is left that nothing names.
         """
-        own = f"{metadata['location']}/metadata"
-        directory = str(metadata["properties"].get(METADATA_PATH) or own).rstrip("/")
+        directory = f"{metadata['location']}/metadata"
         check_inside(directory, self._warehouse)
         number = _number_of(after) + 1
         name = UUID(bytes=self._clock.random_bytes(16), version=4)
@@ -246,8 +231,7 @@ class MetadataFiles:
     def _is_own(self, location: str, metadata: Json) -> bool:
         if not _METADATA_NAME.fullmatch(location.rpartition("/")[2]):
             return False
-        homes = [metadata["location"], metadata["properties"].get(METADATA_PATH)]
-        return any(home and _is_below(location, str(home)) for home in homes)
+        return _is_below(location, str(metadata["location"]))
 
     def _unlink(self, location: str) -> None:
         try:

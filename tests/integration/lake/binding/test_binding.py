@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 
@@ -210,27 +209,6 @@ def test_a_table_ahead_of_its_topic_is_refused(catalog, served, topic):
             clock=CLOCK,
             columns=lambda _: schema,
         )
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_warehouse_is_named(catalog, served, topic, tmp_path):
-    """A warehouse without the right to write is found when a topic is bound."""
-    tmp_path.chmod(0o500)
-    definition = defined(topic, served)
-    object.__setattr__(definition, "root", str(tmp_path))
-    with pytest.raises(Unavailable, match=r"lake\.warehouse"):
-        bind(catalog, definition, clock=CLOCK)
-    tmp_path.chmod(0o700)
-
-
-def test_a_warehouse_that_is_a_file_is_named(catalog, served, topic, tmp_path):
-    """A warehouse where no directory can be made is found before a table is made."""
-    (tmp_path / "file").write_bytes(b"")
-    definition = defined(topic, served)
-    object.__setattr__(definition, "root", str(tmp_path / "file"))
-    with pytest.raises(Unavailable, match=r"lake\.warehouse"):
-        bind(catalog, definition, clock=CLOCK)
-    assert not catalog.table_exists(tuple(definition.table))
 
 
 def test_a_wrong_token_is_said_and_not_shown(address):
