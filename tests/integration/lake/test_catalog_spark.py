@@ -71,23 +71,6 @@ def merge(spark, name, first, end, mark, branch=""):
     )
 
 
-def test_namespaces_and_tables_are_listed_and_dropped(spark, namespace):
-    """Spark makes, lists and drops namespaces and tables; what is in use is not dropped."""
-    from pyspark.errors import AnalysisException
-
-    spark.sql(f"CREATE TABLE {CATALOG}.{namespace}.a (id BIGINT) USING iceberg")
-    listed = [row[1] for row in spark.sql(f"SHOW TABLES IN {CATALOG}.{namespace}").collect()]
-    assert listed == ["a"]
-    with pytest.raises(AnalysisException, match=r"(?i)exist"):
-        spark.sql(f"CREATE TABLE {CATALOG}.{namespace}.a (id BIGINT) USING iceberg")
-    with pytest.raises(Exception, match=r"(?i)not empty"):
-        spark.sql(f"DROP NAMESPACE {CATALOG}.{namespace}")
-    spark.sql(f"DROP TABLE {CATALOG}.{namespace}.a")
-    spark.sql(f"DROP NAMESPACE {CATALOG}.{namespace}")
-    names = [row[0] for row in spark.sql(f"SHOW NAMESPACES IN {CATALOG}").collect()]
-    assert namespace not in names
-
-
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_table_is_made_from_rows_and_replaced(spark, namespace, version):
     """Create-as-select and replace-as-select are each one state with their rows."""
@@ -102,29 +85,6 @@ def test_a_table_is_made_from_rows_and_replaced(spark, namespace, version):
     assert count(spark, name) == (10, 10)
     assert spark.table(name).columns == ["id", "twice"]
     assert len(snapshots(spark, name)) == 2
-
-
-def test_conditional_appends_have_one_winner(spark, table):
-    """A writer that looked before another's append is refused by the fence, and adds nothing."""
-    from pyspark.sql.functions import lit
-
-    sid = snapshots(spark, table)[-1]
-
-    def write(first):
-        rows = spark.range(first, first + 10).selectExpr("id", "'x' AS v").coalesce(1)
-        rows.writeTo(table).option("isolation-level", "serializable").option(
-            "validate-from-snapshot-id", str(sid)
-        ).option("snapshot-property.frazil.offset-end", str(first + 10)).overwrite(lit(False))
-
-    write(100)
-    with pytest.raises(Exception, match="Found conflicting files"):
-        write(200)
-    assert count(spark, table) == (110, 110)
-    summary = spark.sql(
-        f"SELECT summary['frazil.offset-end'], operation FROM {table}.snapshots"
-        " ORDER BY committed_at DESC LIMIT 1"
-    ).collect()[0]
-    assert tuple(summary) == ("110", "append")
 
 
 def test_merges_overwrites_and_deletes_commit(spark, table):

@@ -13,7 +13,7 @@ from frazil.lake.catalog.files import MetadataFiles, is_inside, local_path
 from frazil.lake.catalog.refusals import OutcomeUnknown, Refusal
 from frazil.lake.catalog.requirements import Requirement
 from frazil.lake.catalog.service import Catalog, TableChange
-from frazil.lake.catalog.store import Store, Swap, SwapLost
+from frazil.lake.catalog.store import Store, SwapLost
 from frazil.lake.catalog.updates import Update
 from tests.support import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
 
@@ -306,37 +306,6 @@ def test_a_file_that_is_no_metadata_cannot_be_registered(world, data):
         world.catalog.register("db", "x", metadata_location="/wh/x.metadata.json", overwrite=False)
     assert caught.value.status == 400
     assert world.store.location("db", "x") is None
-
-
-def test_swaps_are_all_or_none():
-    """One step that is not at its expectation undoes the others."""
-    store = Store(None, catalog="c", file_system=SimulatedFileSystem())
-    store.create_namespace("db", {})
-    store.swap([Swap("db", "a", None, "/1"), Swap("db", "b", None, "/2")])
-    with pytest.raises(SwapLost):
-        store.swap([Swap("db", "a", "/1", "/3"), Swap("db", "b", "/stale", "/4")])
-    assert store.location("db", "a") == "/1"
-    with pytest.raises(Refusal) as caught:
-        store.swap([Swap("db", "a", "/1", "/3"), Swap("db", "b", None, "/4")])
-    assert caught.value.kind == "AlreadyExistsException"
-    assert store.location("db", "a") == "/1"
-    with pytest.raises(Refusal, match="namespace does not exist"):
-        store.swap([Swap("nowhere", "a", None, "/1")])
-
-
-def test_catalogs_in_one_file_do_not_see_each_other(tmp_path):
-    """Rows belong to a catalog's name; the layout is that of the other implementations."""
-    path = str(tmp_path / "c.db")
-    one = Store(path, catalog="one", file_system=RealFileSystem())
-    two = Store(path, catalog="two", file_system=RealFileSystem())
-    one.create_namespace("db", {"k": "v"})
-    one.swap([Swap("db", "t", None, "/1")])
-    assert two.namespaces(None) == []
-    assert two.location("db", "t") is None
-    assert two.locations() == ["/1"]
-    assert (tmp_path / "c.db").stat().st_mode & 0o777 == 0o600
-    one.close()
-    two.close()
 
 
 def test_a_file_that_is_no_database_is_said(tmp_path):

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -94,8 +95,9 @@ class _Server(uvicorn.Server):
     The original raises the signal again at its end: the address file would not be removed.
     """
 
-    def capture_signals(self) -> contextlib.nullcontext[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def serve(options: CatalogOptions, *, listening: Callable[[CatalogAddress], None]) -> None:
