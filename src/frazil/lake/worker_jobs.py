@@ -46,10 +46,6 @@ __all__ = [
 
 JOBS_MAX: Final = 2
 """So many tables are worked on at once; a small driver has no more cores."""
-RATIO_BYTES_MIN: Final = 1 << 20
-"""Smaller commits are mostly footers: their size says nothing about how rows compress."""
-RATIO_MIN: Final = 0.1
-RATIO_MAX: Final = 10.0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,9 +94,6 @@ def commit_plan(job: SparkJob) -> Mapping[str, Any]:
     if made is not None and result.state == "committed":
         result.files = made.number("added-data-files")
         result.bytes = made.number("added-files-size")
-        if plan.bytes >= RATIO_BYTES_MIN and result.bytes:
-            ratio = result.bytes / plan.bytes
-            job.spark.stages.ratios[plan.table] = min(max(ratio, RATIO_MIN), RATIO_MAX)
     for table in (plan.table, plan.table.rejects):
         if table in job.spark.tables.large:
             job.spark.tables.large.discard(table)

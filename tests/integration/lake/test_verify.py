@@ -82,7 +82,7 @@ class Subject:
 
     def kinds(self, **options):
         found = self.verify(**options)
-        return {each.kind: (each.count, each.places) for each in found.problems}
+        return {each.kind: (each.count, each.examples) for each in found.problems}
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_removed_row_is_found(subject):
         found = subject.verify(staged=staged)
         kinds = {each.kind: each for each in found.problems}
         assert kinds.keys() == {"missing", "miscounted"}
-        assert (kinds["missing"].places, kinds["miscounted"].count) == (("77",), 1)
+        assert (kinds["missing"].examples, kinds["miscounted"].count) == (("77",), 1)
         assert (found.verdict, found.exit_code) == ("damaged", 8)
 
 
@@ -151,7 +151,7 @@ def test_a_doubled_row_is_found(subject):
     for staged in (True, False):
         found = subject.verify(staged=staged)
         [problem] = found.problems
-        assert (problem.kind, problem.count, problem.places) == ("doubled", 1, ("13",))
+        assert (problem.kind, problem.count, problem.examples) == ("doubled", 1, ("13",))
         assert found.exit_code == 8
 
 
@@ -189,11 +189,11 @@ def test_rows_deleted_by_others_are_listed_and_are_no_damage(subject):
     for staged in (True, False):
         found = subject.verify(staged=staged)
         assert (found.verdict, found.exit_code) == ("rows deleted by others", 2)
-        assert (found.deleted, found.deleted_places) == (2, ("3", "44"))
+        assert (found.deleted, found.deleted_ranges) == (2, ("3", "44"))
     subject.forge(lambda frame: frame.where("_offset <> 61"), rows(5, start=60))
     for staged in (True, False):
         after = subject.verify(staged=staged)
-        assert (after.exit_code, after.problems[1].places) == (8, ("3", "44", "61"))
+        assert (after.exit_code, after.problems[1].examples) == (8, ("3", "44", "61"))
 
 
 def test_declared_gaps_are_no_loss_and_rows_in_them_are_damage(world):
@@ -219,7 +219,7 @@ def test_a_table_that_others_rolled_back_has_lost_rows(subject):
     found = subject.verify(staged=False)
     assert (found.verdict, found.exit_code) == ("damaged", 8)
     assert found.problems == (Problem("missing", 30, ("30..59",)),)
-    assert "behind     the table ends at 30, committed were 60" in "\n".join(found.lines)
+    assert "short      the table ends at 30, committed were 60" in "\n".join(found.lines)
     subject.topic.foreign("DELETE FROM {table} WHERE _offset >= 0")
     after = subject.verify(staged=False)
     assert (after.problems, after.deleted) == ((Problem("missing", 30, ("30..59",)),), 30)
@@ -257,7 +257,7 @@ def test_ranges_that_an_operator_gave_up_are_listed_and_are_no_loss(subject):
         change.set_properties({SKIPPED: encode_ranges({}, {-1: ((30, 60),)})})
     found = subject.verify()
     assert (found.verdict, found.problems) == ("good", ())
-    assert (found.skipped, found.skipped_places, found.compared) == (30, ("30..59",), 40)
+    assert (found.skipped, found.skipped_ranges, found.compared) == (30, ("30..59",), 40)
     assert "skipped    30 offsets given up by an operator: 30..59" in found.lines
     with table.refresh().manage_snapshots() as snapshots:
         snapshots.set_current_snapshot(second.snapshot_id)
@@ -332,7 +332,7 @@ def test_parts_are_verified_each_by_itself(world):
     good = subject.verify(parts=(0, 1))
     assert (good.verdict, good.compared) == ("good", 12)
     topic.foreign("DELETE FROM {table} WHERE _part = 1 AND _offset = 2")
-    assert subject.verify(parts=(0, 1)).deleted_places == ("part 1: 2",)
+    assert subject.verify(parts=(0, 1)).deleted_ranges == ("part 1: 2",)
 
 
 def test_another_topics_table_is_refused(subject):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from frazil.lake.plan import PartRange, Plan, StagedFile, TableName
 from frazil.lake.stages.columns import decode_schema, quoted, spark_type, staged_schema
 from frazil.lake.stages.context import sources_of
 from frazil.lake.stages.footers import staged_facts
-from frazil.lake.stages.size import file_count
+from frazil.lake.stages.size import size_files
 from frazil.lake.stages.validate import MILLIS_MAX, MILLIS_MIN
 
 SCHEMA = pa.schema(
@@ -165,7 +166,8 @@ def test_a_plan_without_columns_is_refused():
 
 
 def test_files_are_as_many_as_the_bytes_are_worth():
-    """Rounded, at least one, by the ratio that was learned."""
-    target = 100
-    for staged_bytes, ratio, count in ((0, 1.0, 1), (149, 1.0, 1), (151, 1.0, 2), (600, 0.5, 3)):
-        assert file_count(staged_bytes, ratio=ratio, target_file_bytes=target) == count
+    """Rounded, at least one."""
+    frame = SimpleNamespace(coalesce=lambda count: count)
+    for staged_bytes, count in ((0, 1), (149, 1), (151, 2), (600, 6)):
+        context = SimpleNamespace(staged_bytes=staged_bytes, target_file_bytes=100)
+        assert size_files(frame, context) == count

@@ -50,7 +50,6 @@ class SparkStages:
         spark: the session, in UTC.
         columns: gives the columns of a table as they are now.
         target_file_bytes: the size that files of a table shall have.
-        ratios: how many bytes a staged byte became in the last commit of each table.
     """
 
     def __init__(
@@ -59,12 +58,10 @@ class SparkStages:
         columns: Callable[[TableName], T.StructType],
         *,
         target_file_bytes: int,
-        ratios: dict[TableName, float] | None = None,
     ) -> None:
         self._spark = spark
         self._columns = columns
         self._target_file_bytes = target_file_bytes
-        self.ratios = ratios if ratios is not None else {}
 
     def verdict(self, plan: Plan, from_offsets: Ends) -> Verdict:
         """Judge a plan's records; of a part that `from_offsets` has not, none.
@@ -83,7 +80,6 @@ class SparkStages:
             table=self._columns(plan.table),
             from_offsets=from_offsets,
             raw=doubtful,
-            ratio=self.ratios.get(plan.table, 1.0),
             target_file_bytes=self._target_file_bytes,
         )
         check_columns(context)
