@@ -10,9 +10,9 @@ import base64
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import pyarrow as pa
@@ -20,11 +20,15 @@ import pyarrow.parquet as pq
 
 from frazil.clock import SystemClock
 from frazil.config import load_settings
+from frazil.fs import RealFileSystem
 from frazil.lake import (
     CATALOG_NAME,
     CommitRequest,
+    CommitResult,
+    Failpoints,
     PartRange,
     Plan,
+    Request,
     StagedFile,
     TableName,
     build_session,
@@ -35,14 +39,11 @@ from frazil.lake.binding import bind
 from frazil.lake.catalog.process import CatalogOptions, CatalogProcess
 from frazil.lake.connection import CatalogAddress, connect
 from frazil.lake.table import TableDefinition
-from frazil.lake.worker_jobs import commit_body, commit_plan, commit_result
+from frazil.lake.worker_jobs import SparkJob, commit_plan
 from frazil.lake.worker_spark import Spark
 from frazil.model import WHOLE
 from frazil.schema import declare_schema
 from frazil.tiers import file_schema
-
-if TYPE_CHECKING:
-    from frazil.lake import CommitResult
 
 TIME_US = 1_790_000_000_000_000
 NAMESPACE = "bench"
@@ -102,30 +103,6 @@ def lake_session(root: str) -> Iterator[LakeSession]:
             spark.end()
 
 
-class _Job:
-    """A worker's job without the worker; see `frazil.lake.worker_jobs.Job`."""
-
-    def __init__(self, spark: Spark, body: Mapping[str, Any]) -> None:
-        self.spark = spark.session
-        self.catalog = spark.catalog
-        self.tables = spark.tables
-        self.stages = spark.stages
-        self.settings = spark.settings
-        self.body = body
-        self.later: list[Callable[[], object]] = []
-
-    def progress(self, step: str, /, **facts: object) -> None:
-        """Take no notice."""
-
-    def pause(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
-
-    def afterwards(self, action: Callable[[], object]) -> None:
-        """Keep it for after the answer."""
-        self.later.append(action)
-
-
 class BenchTopic:
     """A topic as the worker sees it: columns, staged files, and how far its table is."""
 
@@ -143,9 +120,10 @@ class BenchTopic:
             root=f"{lake.root}/warehouse",
             **options,
         )
-        bound = bind(lake.spark.catalog, self.definition, clock=SystemClock())
-        self.table = bound.table
-        self.location = bound.location.removeprefix("file:")
+        bind(lake.spark.catalog, self.definition, clock=SystemClock())
+        self.table = self.definition.table
+        found = lake.spark.catalog.load_table(tuple(self.table))
+        self.location = found.location().removeprefix("file:")
         self.end = 0
         self.upkeep_s: list[float] = []
         """How long each thing took that was done after an answer."""
@@ -174,19 +152,22 @@ class BenchTopic:
 
     def commit(self, files: Sequence[StagedFile]) -> float:
         """Move files into the table as a worker does; return the seconds until its answer."""
-        body = commit_body(self._request(files))
+        request = Request(1, "commit", self._request(files).body())
         begin = time.perf_counter()
-        job = _Job(self._lake.spark, body)
-        result: CommitResult = commit_result(commit_plan(job))
+        job = SparkJob(
+            request,
+            self._lake.spark,
+            answer=lambda _answer: None,
+            halt=Failpoints({}, RealFileSystem()),
+        )
+        result = CommitResult.of(commit_plan(job))
         seconds = time.perf_counter() - begin
         if result.state != "committed":
             raise SystemExit(f"a commit ended as {result.state}: {result.message}")
         self.end = result.ends[WHOLE]
         begin = time.perf_counter()
-        for action in job.later:
-            action()
-        if job.later:
-            self.upkeep_s.append(time.perf_counter() - begin)
+        job.do_later()
+        self.upkeep_s.append(time.perf_counter() - begin)
         return seconds
 
     def _request(self, files: Sequence[StagedFile]) -> CommitRequest:

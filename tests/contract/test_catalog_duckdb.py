@@ -75,17 +75,3 @@ def test_duckdb_makes_several_changes_in_one_transaction(catalog, lake):
         lake.execute(end)
     counts = [len(client.load_table(f"{ns}.{name}").scan().to_arrow()) for name in ("a", "b")]
     assert counts == [1, 1]
-
-
-def test_a_wrong_token_is_told_by_duckdb(catalog):
-    """DuckDB cannot attach without the token, and says that it was refused."""
-    connection = duckdb.connect()
-    for name in ("avro", "httpfs", "iceberg"):
-        duckdb_extensions.import_extension(name, con=connection)
-        connection.load_extension(name)
-    connection.execute("CREATE SECRET wrong (TYPE iceberg, TOKEN 'wrong')")
-    with pytest.raises(duckdb.Error, match=r"(?i)token|401|unauthori"):
-        connection.execute(
-            f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{catalog.address.uri}', SECRET wrong)"
-        )
-    connection.close()

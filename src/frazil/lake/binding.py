@@ -10,7 +10,6 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from pyiceberg.exceptions import TableAlreadyExistsError
-from pyiceberg.io import load_file_io
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionSpec
 from pyiceberg.partitioning import PartitionField as SpecField
 from pyiceberg.table.metadata import TableMetadataUtil
@@ -146,7 +145,7 @@ def _create_main(catalog: Catalog, definition: TableDefinition, clock: Clock) ->
     catalog.create_table(
         tuple(definition.table),
         schema=schema,
-        location=_new_location(catalog, definition, clock),
+        location=_new_location(definition, clock),
         partition_spec=_partition_spec(definition, schema),
         sort_order=_sort_order(definition, schema),
         properties=table_properties(definition),
@@ -157,19 +156,15 @@ def _create_rejects(catalog: Catalog, definition: TableDefinition, clock: Clock)
     catalog.create_table(
         tuple(definition.table.rejects),
         schema=rejects_schema(partitioned=definition.parts > 0),
-        location=_new_location(catalog, definition, clock, suffix="-rejects"),
+        location=_new_location(definition, clock, suffix="-rejects"),
         properties=table_properties(definition, side=True),
     )
 
 
-def _new_location(
-    catalog: Catalog, definition: TableDefinition, clock: Clock, *, suffix: str = ""
-) -> str:
-    """Return a directory of its own, without the topic's name, in a warehouse that takes files."""
+def _new_location(definition: TableDefinition, clock: Clock, *, suffix: str = "") -> str:
+    """Return a directory of its own, without the topic's name, in the warehouse."""
     name = f"{definition.uid}-{clock.random_bytes(2).hex()}{suffix}"
-    location = f"{definition.root.rstrip('/')}/{name}"
-    _probe(catalog, location, clock)
-    return location
+    return f"{definition.root.rstrip('/')}/{name}"
 
 
 def _partition_spec(definition: TableDefinition, schema: Schema) -> PartitionSpec:
@@ -221,9 +216,11 @@ def _checked(table: TableName, loaded: Loaded, definition: TableDefinition) -> T
             topic=definition.topic,
         )
     if owner != definition.uid:
+        adopt = "or take it over with frazil lake adopt"
+        advice = adopt if table == definition.table else "then frazil lake resume"
         raise Conflict(
             "table belongs to another topic, perhaps an earlier one of that name: rename or drop it, "
-            "then frazil lake resume, or take it over with frazil lake adopt",
+            f"{advice}",
             table=table,
             topic=definition.topic,
             topic_id=definition.uid,
@@ -277,21 +274,3 @@ def _check_columns(
         schema = columns(version)
     match(table, metadata.schema(), schema, partitioned=definition.parts > 0)
     return version
-
-
-def _probe(catalog: Catalog, location: str, clock: Clock) -> None:
-    """Write, read and remove a small file in a table's directory."""
-    path = f"{location}/metadata/.probe-{clock.random_bytes(8).hex()}"
-    data = b"frazil"
-    with calls("write to the warehouse", path=location):
-        io = load_file_io(catalog.properties, location)
-        with io.new_output(path).create(overwrite=True) as stream:
-            stream.write(data)
-        with io.new_input(path).open() as source:
-            found = source.read()
-        io.delete(path)
-    if found != data:
-        raise Unavailable(
-            "warehouse gives back other bytes than were written, check lake.warehouse",
-            path=location,
-        )

@@ -8,7 +8,7 @@ process or another, at the same time or later.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import msgspec
 
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from frazil.lake.plan import TableName
-    from frazil.lake.table import LakeTable, TableState
+    from frazil.lake.spark_table import SparkTables
+    from frazil.lake.stages import SparkStages
+    from frazil.lake.table import TableState
 
 __all__ = [
     "PROPERTY_COMMITS_MAX",
     "STEPS",
     "CommitRequest",
     "CommitResult",
-    "Stages",
     "Verdict",
     "commit",
 ]
@@ -106,8 +107,6 @@ class CommitResult(msgspec.Struct, kw_only=True):
     rows_dropped: int = 0
     files: int = 0
     bytes: int = 0
-    refreshed: bool = False
-    """The table's property has been set."""
     choice_spent: bool = False
     """The operator's choice has had its effect: forget it, and remember `ends` as they are."""
 
@@ -128,33 +127,18 @@ class Verdict(NamedTuple):
     rows_dropped: int
 
 
-class Stages(Protocol):
-    """The pipeline before the commit. It writes nothing that anybody reads."""
-
-    def verdict(self, plan: Plan, from_offsets: Ends) -> Verdict:
-        """Judge a plan's records; of a part that `from_offsets` has not, none."""
-
-    def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
-        """Return the rejects of a verdict at or above the side table's own watermark."""
-
-
 def _highest(one: Ends, two: Ends) -> Ends:
     return {part: max(one.get(part, 0), two.get(part, 0)) for part in one.keys() | two.keys()}
 
 
-def _unheard(step: str) -> None:
-    """Take no notice of progress."""
-    del step
-
-
 def commit(
-    tables: LakeTable,
-    stages: Stages,
+    tables: SparkTables,
+    stages: SparkStages,
     request: CommitRequest,
     *,
     pause: Callable[[float], None],
     attempts: int = 5,
-    progress: Callable[[str], None] = _unheard,
+    progress: Callable[[str], None] = lambda _step: None,
 ) -> CommitResult:
     """Move a plan into its table. May be called again and again, and by several at once.
 
@@ -176,8 +160,8 @@ class CommitAttempt:
 
     def __init__(
         self,
-        tables: LakeTable,
-        stages: Stages,
+        tables: SparkTables,
+        stages: SparkStages,
         request: CommitRequest,
         *,
         pause: Callable[[float], None],
@@ -279,7 +263,7 @@ class CommitAttempt:
                 choice_spent=decision.choice_spent,
             )
         if self._tried is not None:
-            return self._committed(view.sid, decision.marks, self._tried, refreshed=False)
+            return self._committed(view.sid, decision.marks, self._tried)
         return CommitResult(
             state="already",
             ends=decision.marks,
@@ -439,12 +423,11 @@ class CommitAttempt:
         if sid is None:
             return None
         self._progress("committed")
-        refreshed = False
         if view.commits_since_property + 1 >= PROPERTY_COMMITS_MAX:
             self._progress("property_setting")
-            refreshed = self._set_property(self._plan.table, ends)
+            self._set_property(self._plan.table, ends)
             self._progress("property_set")
-        return self._committed(sid, ends, verdict, refreshed=refreshed)
+        return self._committed(sid, ends, verdict)
 
     def _append(
         self, table: TableName, rows: Rows, sid: int | None, summary: Mapping[str, str]
@@ -473,9 +456,7 @@ class CommitAttempt:
             ROWS_DROPPED: str(verdict.rows_dropped),
         } | {end_key(part): str(end) for part, end in sorted(ends.items())}
 
-    def _committed(
-        self, sid: int | None, ends: Ends, verdict: Verdict, *, refreshed: bool
-    ) -> CommitResult:
+    def _committed(self, sid: int | None, ends: Ends, verdict: Verdict) -> CommitResult:
         return CommitResult(
             state="committed",
             ends=ends,
@@ -486,6 +467,5 @@ class CommitAttempt:
             rows_dropped=verdict.rows_dropped,
             files=len(self._plan.paths),
             bytes=self._plan.bytes,
-            refreshed=refreshed,
             choice_spent=True,
         )

@@ -10,17 +10,15 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import attrs
-
-from frazil.clock import Clock, SystemClock
-from frazil.config import Settings
+from frazil.clock import SystemClock
 from frazil.errors import FrazilError
-from frazil.fs import FileSystem, RealFileSystem, write_fully
+from frazil.fs import RealFileSystem, write_fully
 from frazil.lake.jars import inspect_jars, jars_directory, pins
 from frazil.lake.java import INSTALL, cache_directory, find_java, spark_version
 from frazil.lake.worker_client import process_exists
 
 if TYPE_CHECKING:
+    from frazil.config import Settings
     from frazil.lake.catalog import CatalogAddress
 
 __all__ = ["Check", "examine"]
@@ -39,53 +37,34 @@ class Check(NamedTuple):
     fix: str = ""
 
 
-@attrs.frozen
-class _Examination:
-    """The arguments of one look at the machine."""
-
-    settings: Settings
-    environment: Mapping[str, str]
-    files: FileSystem
-    clock: Clock
-    bundled_java: str | None
-
-    @property
-    def data_dir(self) -> str:
-        return os.path.abspath(self.settings.data_dir)
-
-    @property
-    def warehouse(self) -> str:
-        return self.settings.lake.warehouse or os.path.join(self.data_dir, "warehouse")
-
-
 def examine(
     settings: Settings,
     *,
-    environment: Mapping[str, str] | None = None,
-    file_system: FileSystem | None = None,
-    clock: Clock | None = None,
+    environment: Mapping[str, str] = os.environ,
     bundled_java: str | None = None,
 ) -> list[Check]:
     """Return one check after another; none of them keeps the others from being made.
 
     Args:
         settings: what the lake would run with.
-        environment: the process's own without it.
-        file_system: where data, cache and local warehouse are.
-        clock: gives the probe file its name.
+        environment: where Java and the cache are looked up.
         bundled_java: see `find_java`.
     """
-    examination = _Examination(
-        settings,
-        os.environ if environment is None else environment,
-        file_system or RealFileSystem(),
-        clock or SystemClock(),
-        bundled_java,
-    )
+    data_dir = os.path.abspath(settings.data_dir)
+    looks: dict[str, Callable[[], Iterator[Check]]] = {
+        "java": lambda: _java(environment, bundled_java),
+        "packages": _packages,
+        "versions": _versions,
+        "jars": lambda: _jars(jars_directory(settings, environment)),
+        "catalog": lambda: _catalog(os.path.join(data_dir, "run")),
+        "warehouse": lambda: _warehouse(
+            settings.lake.warehouse or os.path.join(data_dir, "warehouse")
+        ),
+    }
     found: list[Check] = []
-    for name, look in _LOOKS:
+    for name, look in looks.items():
         try:
-            found += look(examination)
+            found += look()
         except FrazilError as error:
             found.append(Check(name, ok=False, found=error.message, fix=_facts(error)))
         except ImportError as error:
@@ -99,18 +78,14 @@ def _facts(error: FrazilError) -> str:
     return " ".join(f"{key}={value}" for key, value in error.details.items())
 
 
-def _java(examination: _Examination) -> Iterator[Check]:
-    java = find_java(
-        examination.environment,
-        cache_dir=cache_directory(examination.environment),
-        file_system=examination.files,
-        bundled_home=examination.bundled_java,
-    )
+def _java(environment: Mapping[str, str], bundled: str | None) -> Iterator[Check]:
+    cache = cache_directory(environment)
+    java = find_java(environment, cache_dir=cache, bundled_home=bundled)
     notes = "".join(f"; {note}" for note in java.notes)
     yield Check("java", ok=True, found=f"{java.version} from {java.source}, {java.home}{notes}")
 
 
-def _packages(_examination: _Examination) -> Iterator[Check]:
+def _packages() -> Iterator[Check]:
     for name in _PACKAGES:
         try:
             version = importlib.metadata.version(name)
@@ -120,16 +95,15 @@ def _packages(_examination: _Examination) -> Iterator[Check]:
             yield Check(name, ok=True, found=version)
 
 
-def _versions(_examination: _Examination) -> Iterator[Check]:
+def _versions() -> Iterator[Check]:
     wanted, installed = pins(), spark_version()
     fits = ".".join(installed.split(".")[:2]) == wanted.spark
     text = f"PySpark {installed}, Iceberg {wanted.iceberg} for Spark {wanted.spark}"
     yield Check("versions", ok=fits, found=text, fix="" if fits else f"run {INSTALL}")
 
 
-def _jars(examination: _Examination) -> Iterator[Check]:
-    directory = jars_directory(examination.settings, examination.environment)
-    for jar, path, found in inspect_jars(directory, file_system=examination.files):
+def _jars(directory: str) -> Iterator[Check]:
+    for jar, path, found in inspect_jars(directory):
         name = f"jar {jar.artifact}"
         if found == jar.sha256:
             yield Check(name, ok=True, found=f"{path}, {jar.bytes:,} bytes, sha-256 fits")
@@ -140,11 +114,11 @@ def _jars(examination: _Examination) -> Iterator[Check]:
             yield Check(name, ok=False, found=text, fix=f"remove this file, then {_SETUP}")
 
 
-def _catalog(examination: _Examination) -> Iterator[Check]:
+def _catalog(run_directory: str) -> Iterator[Check]:
     """Ask the catalog of the data directory, if it runs."""
     from frazil.lake.catalog.address import read_address
 
-    address = read_address(os.path.join(examination.data_dir, "run"), file_system=examination.files)
+    address = read_address(run_directory, file_system=RealFileSystem())
     if address is not None and process_exists(address.pid):
         yield _asked(address)
     else:
@@ -167,8 +141,8 @@ def _asked(running: CatalogAddress) -> Check:
     return Check("catalog", ok=True, found=f"{running.uri} answers, {len(names)} namespaces")
 
 
-def _warehouse(examination: _Examination) -> Iterator[Check]:
-    path = examination.warehouse
+def _warehouse(path: str) -> Iterator[Check]:
+    """Write and read a small file; a missing warehouse is made by the first table."""
     if "://" in path and not path.startswith("file://"):
         yield Check(
             "warehouse",
@@ -177,13 +151,13 @@ def _warehouse(examination: _Examination) -> Iterator[Check]:
             fix="set lake.warehouse to a directory",
         )
         return
-    token = examination.clock.random_bytes(8).hex()
-    probe = token.encode() * 512
+    files = RealFileSystem()
+    path = os.path.abspath(path.removeprefix("file://"))
+    token = SystemClock().random_bytes(8).hex()
     try:
-        whole = os.path.abspath(path.removeprefix("file://"))
-        # A missing warehouse is made by the first table; the directory above it is tried.
-        path = _existing(whole, examination.files)
-        read = _probe(path, token, probe, examination.files)
+        while files.stat(path) is None and os.path.dirname(path) != path:
+            path = os.path.dirname(path)
+        fits = _probe(os.path.join(path, f".frazil-probe-{token}"), token.encode() * 512, files)
     except OSError as error:
         yield Check(
             "warehouse",
@@ -192,36 +166,17 @@ def _warehouse(examination: _Examination) -> Iterator[Check]:
             fix="correct its rights, or set lake.warehouse to another directory",
         )
         return
-    fits = read == probe
     text = f"{path} was written and read" if fits else f"{path} gave back other bytes"
     fix = "" if fits else "set lake.warehouse to another directory: this storage loses data"
     yield Check("warehouse", ok=fits, found=text, fix=fix)
 
 
-def _probe(directory: str, token: str, probe: bytes, files: FileSystem) -> bytes:
-    path = os.path.join(directory, f".frazil-probe-{token}")
+def _probe(path: str, data: bytes, files: RealFileSystem) -> bool:
     file = files.open(path, "create")
     try:
-        write_fully(file, 0, [probe])
+        write_fully(file, 0, [data])
         file.sync()
-        return file.read_at(0, len(probe) + 1)
+        return file.read_at(0, len(data) + 1) == data
     finally:
         file.close()
         files.unlink(path)
-
-
-def _existing(path: str, files: FileSystem) -> str:
-    """Return the path, or the nearest directory above it that exists."""
-    while files.stat(path) is None and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    return path
-
-
-_LOOKS: Final[tuple[tuple[str, Callable[[_Examination], Iterator[Check]]], ...]] = (
-    ("java", _java),
-    ("packages", _packages),
-    ("versions", _versions),
-    ("jars", _jars),
-    ("catalog", _catalog),
-    ("warehouse", _warehouse),
-)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from frazil.lake.connection import load
 from frazil.lake.iceberg import TableMetadata, parse_metadata
 from frazil.lake.table import end_key
@@ -30,7 +28,6 @@ __all__ = [
     "METADATA_BYTES_MAX",
     "SNAPSHOTS_MAX",
     "SNAPSHOTS_MIN",
-    "Expired",
     "expirable",
     "expire_snapshots",
 ]
@@ -46,14 +43,6 @@ METADATA_PROPERTIES: Final = {
 """Delete old metadata files with each commit; another program may have removed these properties."""
 CALL_SNAPSHOTS_MAX: Final = 1000
 """One call expires at most so many snapshots; the next one takes the rest."""
-
-
-class Expired(msgspec.Struct, frozen=True):
-    """What a table had, and how many snapshots were expired."""
-
-    snapshots: int
-    metadata_bytes: int
-    expired: int = 0
 
 
 def expirable(
@@ -103,11 +92,6 @@ def _marked(line: Sequence[Snapshot]) -> int:
     return needed
 
 
-def _ignore(step: str) -> None:
-    """Ignore progress."""
-    del step
-
-
 def expire_snapshots(
     tables: SparkTables,
     catalog: Catalog,
@@ -115,9 +99,9 @@ def expire_snapshots(
     *,
     snapshots_max: int = SNAPSHOTS_MAX,
     metadata_bytes_max: int = METADATA_BYTES_MAX,
-    progress: Callable[[str], None] = _ignore,
-) -> Expired:
-    """Expire snapshots of a table that has too many, or too much metadata.
+    progress: Callable[[str], None] = lambda _step: None,
+) -> dict[str, int]:
+    """Expire snapshots of a table that has too many, or too much metadata; return the figures.
 
     The property is set first: were the worker to die in between, or another program to expire the
     remaining snapshots, the table still has its watermark.
@@ -151,4 +135,8 @@ def expire_snapshots(
         progress("property_set")
         tables.expire(table, chosen)
         progress("expired")
-    return Expired(view.snapshots, view.metadata_bytes, len(chosen))
+    return {
+        "snapshots": view.snapshots,
+        "metadata_bytes": view.metadata_bytes,
+        "expired": len(chosen),
+    }

@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -236,20 +237,12 @@ def spark_environment(java: Java, environment: Mapping[str, str]) -> dict[str, s
 
 def properties_text(conf: Mapping[str, str]) -> str:
     """Return settings as the text of a Java properties file; Spark cuts spaces around values."""
-    lines = (f"{_escaped(key, key=True)}={_escaped(value)}\n" for key, value in conf.items())
-    return "".join(lines)
+    return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in conf.items())
 
 
-def _escaped(text: str, *, key: bool = False) -> str:
-    signs: list[str] = []
-    for position, sign in enumerate(text):
-        if sign in "\\\n\r\t\f":
-            signs.append({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}[sign])
-        elif (sign == " " and (key or position == 0)) or (sign in "=:#!" and key):
-            signs.append(f"\\{sign}")
-        else:
-            signs.append(sign)
-    return "".join(signs)
+def _escaped(text: str) -> str:
+    # JSON's escapes are understood by Java too; the rest separates keys from values.
+    return re.sub(r"([ =:#!])", r"\\\1", json.dumps(text)[1:-1])
 
 
 def put_file(path: str, data: bytes, file_system: FileSystem, *, mode: int = 0o600) -> None:

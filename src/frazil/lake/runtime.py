@@ -81,9 +81,12 @@ class Lake:
             failed_event="lake_failed",
         )
         self._needs = 0
+        self._worker_uri = ""
+        """Where the catalog listened when the worker was started."""
         self._opened_at = engine.clock.monotonic()
-        self._calls: list[tuple[Callable[[], Any], Pending]] = []
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._turn = threading.RLock()
+        """Held during a round, and by each call that changes a topic or uses the worker."""
         self.settling = threading.Lock()
         """Held while rejects are replayed or dropped: their marks are read, changed and written."""
         self.catalog = LakeCatalog(
@@ -130,7 +133,9 @@ class Lake:
         """Return the body of `hello`."""
         from frazil.lake.worker_jobs import hello_body
 
-        return {**hello_body(self._engine.settings, self.catalog.address()), "epoch": epoch}
+        address = self.catalog.address()
+        self._worker_uri = address.uri
+        return {**hello_body(self._engine.settings, address), "epoch": epoch}
 
     # -- topics come and go ------------------------------------------------------------------------
 
@@ -222,11 +227,15 @@ class Lake:
                 self._task.start()
 
     def _round(self) -> None:
-        self._answer_calls()
+        with self._turn:
+            self._work()
+
+    def _work(self) -> None:
         wanted = self._is_wanted()
         # `hello` has the address of the catalog, so the catalog comes first.
-        self.worker.wanted = (wanted or self._needs > 0) and self.catalog.uri() is not None
-        if self.catalog.has_moved():
+        uri = self.catalog.uri()
+        self.worker.wanted = (wanted or self._needs > 0) and uri is not None
+        if uri not in {None, self._worker_uri}:
             self.worker.replace("the catalog has another address")
         self.worker.step()
         for topic in list(self.topics.values()):
@@ -243,35 +252,23 @@ class Lake:
         old = self.by_itself and self.clock.monotonic() - self._opened_at >= GRACE_S
         return self._started or old or any(each.waits.is_asked() for each in active)
 
-    def call(self, function: Callable[[], Any], timeout_s: float = CALL_TIMEOUT_S) -> Any:
-        """Run a function in the lake's thread and return what it returns."""
-        with self._lock:
-            if self._task.is_running and not self._task.is_current:
-                pending = Pending()
-                self._calls.append((function, pending))
-            else:
-                return function()
-        self.wake()
-        return pending.result(timeout_s)
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Run a function between two rounds of the lake's thread and return what it returns.
 
-    def _answer_calls(self) -> None:
-        while True:
-            with self._lock:
-                if not self._calls:
-                    return
-                function, pending = self._calls.pop(0)
-            try:
-                pending.settle(function())
-            except FrazilError as error:
-                pending.settle(error)
-            except BaseException as error:
-                pending.settle(Unavailable("the lake failed", error=error))
-                raise
+        Raises:
+            Unavailable: the present round does not end in time.
+        """
+        if not self._turn.acquire(timeout=CALL_TIMEOUT_S):
+            raise Unavailable("the lake is busy, try again")
+        try:
+            return function()
+        finally:
+            self._turn.release()
+            self.wake()
 
     def stop(self) -> None:
         """End the thread and the children; a commit under way gets its time."""
         self._task.stop()
-        self._answer_calls()
         if self._tiers is not None:
             self.worker.stop(self._task.wait)
             for topic in self.topics.values():
@@ -668,7 +665,6 @@ class LakeCatalog:
         self._clock = clock
         self._process: CatalogProcess | None = None
         self._tables: CatalogTables | None = None
-        self._told: str | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -743,14 +739,6 @@ class LakeCatalog:
         """Return where the catalog listens now, None while it does not."""
         found = None if self._process is None else self._process.address
         return None if found is None else found.uri
-
-    def has_moved(self) -> bool:
-        """Tell once that the catalog listens at another address than before."""
-        uri = self.uri()
-        if uri is None:
-            return False
-        before, self._told = self._told, uri
-        return before is not None and before != uri
 
     def describe(self) -> dict[str, Any]:
         """Return facts for people, ready for JSON."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from frazil.errors import InvalidRequest, Unavailable
+from frazil.errors import Unavailable
 from frazil.fs import FileSystem, RealFileSystem
 from frazil.lake.jars import pins
 from frazil.lake.java import (
@@ -61,7 +61,6 @@ _LAST_WORDS: Final = tuple(
         r"^(?:Error|ERROR):? (.+)$",
     )
 )
-_RUNTIME: Final = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_(\d+\.\d+)-([\w.]+)\.jar$")
 
 
 def session_conf(
@@ -184,11 +183,11 @@ def writers_of(conf: Mapping[str, str]) -> int:
     return max(int(found.group(1)), 1) if found else CORES
 
 
-def check_versions(conf: Mapping[str, str]) -> None:
-    """Check that PySpark and the Iceberg runtime are made for each other.
+def check_versions() -> None:
+    """Check that the installed PySpark is the one that the Iceberg runtime is made for.
 
     Raises:
-        Unavailable: if they are not, with what to install.
+        Unavailable: it is not, with what to install.
     """
     installed, wanted = spark_version(), pins()
     if ".".join(installed.split(".")[:2]) != wanted.spark:
@@ -197,17 +196,6 @@ def check_versions(conf: Mapping[str, str]) -> None:
             pyspark=installed,
             needed=f"{wanted.spark}.*",
         )
-    listed = f"{conf.get('spark.jars', '')},{conf.get('spark.driver.extraClassPath', '')}"
-    for path in re.split(r"[,:]", listed):
-        found = _RUNTIME.search(path)
-        if found and found.group(1) != wanted.spark:
-            raise InvalidRequest(
-                "the Iceberg runtime jar is made for another Spark: take the pinned one, or change"
-                " spark.jars in lake.spark.conf",
-                path=path,
-                made_for=found.group(1),
-                pyspark=installed,
-            )
 
 
 def build_session(
@@ -232,7 +220,7 @@ def build_session(
     Raises:
         Unavailable: if versions do not fit or Spark does not start; the log has the rest.
     """
-    check_versions(conf)
+    check_versions()
     files = file_system or RealFileSystem()
     try:
         files.make_directory(os.path.join(run_dir, "scratch"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
@@ -34,27 +33,22 @@ if TYPE_CHECKING:
     from frazil.lake.plan import TableName
     from frazil.lake.table import Ends, Rows, TableState
 
-__all__ = ["SnapshotFacts", "SparkTables"]
+__all__ = ["SparkTables"]
 
 OP: Final = "_op"
 OP_DELETE: Final = 4
-FACTS_MAX: Final = 64
-"""The facts of so many commits are kept until they are asked for."""
+SNAPSHOTS_KEPT: Final = 64
+"""The snapshots of so many commits are kept until they are asked for."""
 SUMMARY_CONF: Final = "spark.sql.iceberg.snapshot-property."
 _EMPTY_BRANCH: Final = "ALTER TABLE {table} CREATE BRANCH {branch}"
 
 
-class SnapshotFacts(msgspec.Struct, frozen=True):
-    """What a commit put into a table."""
-
-    sid: int
-    files: int = 0
-    bytes: int = 0
-    rows: int = 0
-
-
 class SparkTables:
-    """The tables of one catalog; see `frazil.lake.table.LakeTable`. Any thread may call.
+    """The tables of one catalog, as the commit protocol uses them. Any thread may call.
+
+    Every call may raise `NotFound` (no such table), `Conflict` (another program committed: nothing
+    of ours did), `CommitUnknown` (it may have happened, or may still happen) or `Unavailable`
+    (catalog or storage cannot be reached; for a write it may have happened all the same).
 
     Args:
         spark: the session.
@@ -75,13 +69,13 @@ class SparkTables:
         self._catalog = catalog
         self._name = name
         self._file_system = file_system or RealFileSystem()
-        self._facts: dict[int, SnapshotFacts] = {}
+        self._made_last: dict[int, Snapshot] = {}
         self.large: set[TableName] = set()
         """Tables that had more metadata than they should when they were last written to."""
 
-    def facts(self, sid: int | None) -> SnapshotFacts | None:
-        """Return what a commit of this object put into its table, once."""
-        return None if sid is None else self._facts.pop(sid, None)
+    def made(self, sid: int | None) -> Snapshot | None:
+        """Return the snapshot that a commit of this object made, once."""
+        return None if sid is None else self._made_last.pop(sid, None)
 
     def columns(self, table: TableName) -> T.StructType:
         """Return the columns of a table as Spark has them."""
@@ -89,6 +83,7 @@ class SparkTables:
             return self._spark.table(self._identifier(table)).schema
 
     def load(self, table: TableName) -> TableState:
+        """Read the table's current metadata once."""
         return look(self._catalog, table)
 
     def make_durable(self, table: TableName, settled: Ends) -> None:
@@ -98,6 +93,11 @@ class SparkTables:
     def cas_append(
         self, table: TableName, rows: Rows, *, sid: int | None, summary: Mapping[str, str]
     ) -> int:
+        """Append rows if no data was added since snapshot `sid`; return the new snapshot's id.
+
+        `sid` None means a table without a snapshot. `rows` may be empty: the snapshot is made all
+        the same and carries `summary`.
+        """
         frame = _frame(rows)
         with java_calls("append", table, writes=True):
             writer = frame.writeTo(self._identifier(table))
@@ -120,6 +120,7 @@ class SparkTables:
         branch: str,
         summary: Mapping[str, str],
     ) -> int:
+        """Merge changes into a new branch cut at `sid`; return the branch's snapshot."""
         frame = _frame(rows)
         keys = self._key_columns(table)
         self._cut_branch(table, branch, sid)
@@ -134,6 +135,7 @@ class SparkTables:
         return self._made(table, branch, sid, summary)
 
     def fast_forward(self, table: TableName, branch: str) -> int:
+        """Move `main` to a branch's head if it is an ancestor of it; drop the branch."""
         with java_calls("fast forward", table, writes=True):
             self._call(
                 "fast_forward",
@@ -150,6 +152,7 @@ class SparkTables:
         return sid
 
     def set_property(self, table: TableName, properties: Mapping[str, str]) -> None:
+        """Set properties of the table."""
         with calls("set property", writes=True, table=table):
             found = self._catalog.load_table(tuple(table))
             with found.transaction() as transaction:
@@ -221,9 +224,9 @@ class SparkTables:
             if snapshot.snapshot_id == sid:
                 break
             if summary.items() <= snapshot.summary.items():
-                self._facts[snapshot.snapshot_id] = _facts_of(snapshot)
-                while len(self._facts) > FACTS_MAX:
-                    self._facts.pop(next(iter(self._facts)))
+                self._made_last[snapshot.snapshot_id] = snapshot
+                while len(self._made_last) > SNAPSHOTS_KEPT:
+                    self._made_last.pop(next(iter(self._made_last)))
                 return snapshot.snapshot_id
         raise CommitUnknown(
             "snapshot of the commit is not there any more, look before anything else", table=table
@@ -261,13 +264,4 @@ def _merge(source: DataFrame, target: str, keys: Sequence[str]) -> None:
         .whenNotMatched(~deletes)
         .insert(values)
         .merge()
-    )
-
-
-def _facts_of(snapshot: Snapshot) -> SnapshotFacts:
-    return SnapshotFacts(
-        sid=snapshot.snapshot_id,
-        files=snapshot.number("added-data-files"),
-        bytes=snapshot.number("added-files-size"),
-        rows=snapshot.number("added-records"),
     )

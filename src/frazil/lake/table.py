@@ -1,13 +1,9 @@
-"""The five calls that the commit protocol makes on a table, and what they answer.
-
-`commit` drives them, `spark_table` makes them on real Spark and Iceberg, the tests' fake makes
-them fail in every way. Nothing else touches a table's data.
-"""
+"""Names and values of tables: properties, watermarks, a table's definition and its state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -32,7 +28,6 @@ __all__ = [
     "SCHEMA_VERSION",
     "TOPIC_ID",
     "Ends",
-    "LakeTable",
     "RejectRatio",
     "Rows",
     "TableDefinition",
@@ -158,44 +153,6 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
     """Snapshots along `main` since the one at which the property's watermark was true."""
     snapshots: int = 0
     metadata_bytes: int = 0
-
-
-class LakeTable(Protocol):
-    """A catalog's tables, as the protocol uses them.
-
-    Every call may raise `NotFound` (no such table), `Conflict` (another program committed: nothing
-    of ours did), `CommitUnknown` (it may have happened, or may still happen) or `Unavailable`
-    (catalog or storage cannot be reached; for a write it may have happened all the same).
-    """
-
-    def load(self, table: TableName) -> TableState:
-        """Read the table's current metadata once."""
-
-    def cas_append(
-        self, table: TableName, rows: Rows, *, sid: int | None, summary: Mapping[str, str]
-    ) -> int:
-        """Append rows if no data was added since snapshot `sid`; return the new snapshot's id.
-
-        `sid` None means a table without a snapshot. `rows` may be empty: the snapshot is made all
-        the same and carries `summary`.
-        """
-
-    def branch_merge(
-        self,
-        table: TableName,
-        rows: Rows,
-        *,
-        sid: int | None,
-        branch: str,
-        summary: Mapping[str, str],
-    ) -> int:
-        """Merge changes into a new branch cut at `sid`; return the branch's snapshot."""
-
-    def fast_forward(self, table: TableName, branch: str) -> int:
-        """Move `main` to a branch's head if it is an ancestor of it; drop the branch."""
-
-    def set_property(self, table: TableName, properties: Mapping[str, str]) -> None:
-        """Set properties of the table."""
 
 
 SIDE_SUFFIXES: Final = ("__log", "__rejects")

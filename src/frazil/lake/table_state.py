@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
@@ -153,17 +152,11 @@ def _since(line: list[Snapshot], property_ends: Ends) -> int:
     return len(line)
 
 
-class _Columns(msgspec.Struct, frozen=True):
-    """The field ids of the columns for offset and part; `part` is None without parts."""
-
-    offset: int
-    part: int | None
-
-
 def _bound_ends(
     catalog: Catalog, table: TableName, loaded: Loaded, metadata: TableMetadata, head: Snapshot
 ) -> Ends:
     """Return the highest `_offset` of the live files plus one, by part."""
+    # The field ids of the columns for offset and part; without parts there is no second one.
     schema = next(s for s in metadata.schemas if s.schema_id == metadata.current_schema_id)
     ids = {field.name: field.id for field in schema.fields}
     if OFFSET not in ids:
@@ -172,7 +165,7 @@ def _bound_ends(
             table=table,
             column=OFFSET,
         )
-    columns = _Columns(ids[OFFSET], ids.get(PART))
+    columns = (ids[OFFSET], ids.get(PART))
     io = load_file_io({**catalog.properties, **loaded.config}, metadata.location)
     ends: Ends = {}
     unclear: list[tuple[int, range, DataFile]] = []
@@ -198,13 +191,13 @@ def _live_files(io: FileIO, head: Snapshot) -> Iterator[DataFile]:
                 yield entry.data_file
 
 
-def _bounds(file: DataFile, columns: _Columns) -> tuple[int | None, range]:
+def _bounds(file: DataFile, columns: tuple[int, int | None]) -> tuple[int | None, range]:
     """Return a file's highest offset, if its metadata says so, and the parts it may have."""
-    high = _bound(file.upper_bounds, columns.offset, LongType())
-    if columns.part is None:
+    high = _bound(file.upper_bounds, columns[0], LongType())
+    if columns[1] is None:
         return high, range(WHOLE, WHOLE + 1)
-    low_part = _bound(file.lower_bounds, columns.part, IntegerType())
-    high_part = _bound(file.upper_bounds, columns.part, IntegerType())
+    low_part = _bound(file.lower_bounds, columns[1], IntegerType())
+    high_part = _bound(file.upper_bounds, columns[1], IntegerType())
     if low_part is None or high_part is None:
         return high, range(0)
     return high, range(low_part, high_part + 1)
@@ -215,13 +208,13 @@ def _bound(bounds: Mapping[int, bytes] | None, field: int, kind: PrimitiveType) 
     return None if data is None else int(from_bytes(kind, data))
 
 
-def _scanned(io: FileIO, loaded: Loaded, file: DataFile, columns: _Columns) -> Ends:
+def _scanned(io: FileIO, loaded: Loaded, file: DataFile, columns: tuple[int, int | None]) -> Ends:
     """Read the highest offsets of a file's rows, deleted rows included."""
     metadata = TableMetadataUtil.parse_raw(loaded.metadata.decode())
-    names = [OFFSET] if columns.part is None else [OFFSET, PART]
+    names = [OFFSET] if columns[1] is None else [OFFSET, PART]
     scan = ArrowScan(metadata, io, metadata.schema().select(*names), AlwaysTrue())
     rows = scan.to_table([FileScanTask(file)])
-    if columns.part is None:
+    if columns[1] is None:
         highest = pc.max(rows.column(OFFSET)).as_py()
         return {} if highest is None else {WHOLE: highest + 1}
     found: dict[str, list[Any]] = (

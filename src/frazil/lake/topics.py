@@ -45,7 +45,7 @@ from frazil.telemetry import event, warn
 from frazil.topic import TierWaits, first_held, special_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -277,16 +277,21 @@ class LakeTopic:
         """Do what is due; with `begin` False only hold the records."""
         if self.keyed:
             return
-        try:
+        with self._failures_handled():
             self._keep_records()
             now = self._lake.clock.monotonic()
-            if not begin or self.state in {"paused", "stopped"} or now < self._retry_at:
-                return
-            self._go_on(now)
+            if begin and self.state not in {"paused", "stopped"} and now >= self._retry_at:
+                self._go_on(now)
+
+    @contextlib.contextmanager
+    def _failures_handled(self) -> Iterator[None]:
+        """Try again later after what may pass by itself; stop after anything else."""
+        try:
+            yield
         except _RETRIED as error:
             self._put_off(str(error))
         except FrazilError as error:
-            self._stop(_word(error), str(error))
+            self._stop(error.code, str(error))
 
     def _go_on(self, now: float) -> None:
         if not self._bound:
@@ -504,12 +509,8 @@ class LakeTopic:
                 return
             self._sent = False
             self.step_name = ""
-            try:
+            with self._failures_handled():
                 self._take(answer)
-            except _RETRIED as error:
-                self._put_off(str(error))
-            except FrazilError as error:
-                self._stop(_word(error), str(error))
 
         return take
 
@@ -592,12 +593,6 @@ def _spans(plan: Plan | None) -> dict[str, Any]:
         ("" if each.part < 0 else f"{each.part}:") + f"{each.lo}..{each.hi}" for each in plan.parts
     ]
     return {"plan": plan.id, "range": " ".join(spans)}
-
-
-def _word(error: FrazilError) -> str:
-    """Return the machine word of an error that stops a topic."""
-    reason = error.details.get("reason_word")
-    return reason if isinstance(reason, str) else error.code
 
 
 REASON: Final = "the table has records of another log"

@@ -25,7 +25,7 @@ from frazil.struct_types import learnt
 from frazil.topic import special_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pyarrow as pa
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from frazil.lake.topics import LakeTopic
     from frazil.lake.wire import Answer
     from frazil.log import SpecialRange
-    from frazil.topic import TopicRuntime
 
 __all__ = [
     "PartFacts",
@@ -116,20 +115,20 @@ class Problem(msgspec.Struct, frozen=True):
 
     kind: Kind
     count: int
-    places: tuple[str, ...] = ()
+    examples: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """Return it as one line."""
-        shown = ", ".join(self.places[:SHOWN_MAX])
-        more = ", …" if self.count > len(self.places[:SHOWN_MAX]) and self.places else ""
+        shown = ", ".join(self.examples[:SHOWN_MAX])
+        more = ", …" if self.count > len(self.examples[:SHOWN_MAX]) and self.examples else ""
         return f"{self.kind}: {self.count:,} {_MEANINGS[self.kind]}: {shown}{more}"
 
 
 class VerifyResult(msgspec.Struct, kw_only=True):
     """What was found in one snapshot of a table.
 
-    The table must have every record between `begins` and `ends`, by part. `behind` is where it ends
+    The table must have every record between `begins` and `ends`, by part. `short` is where it ends
     in the parts of which it has lost committed rows at its end. `skipped` are offsets that an
     operator gave up, `adopted` offsets of another log.
     """
@@ -144,15 +143,15 @@ class VerifyResult(msgspec.Struct, kw_only=True):
     rejected: int = 0
     gaps: int = 0
     skipped: int = 0
-    skipped_places: tuple[str, ...] = ()
+    skipped_ranges: tuple[str, ...] = ()
     adopted: int = 0
-    adopted_places: tuple[str, ...] = ()
-    behind: dict[int, int] = {}
+    adopted_ranges: tuple[str, ...] = ()
+    short: dict[int, int] = {}
     compared: int = 0
     snapshots: int = 0
     problems: tuple[Problem, ...] = ()
     deleted: int = 0
-    deleted_places: tuple[str, ...] = ()
+    deleted_ranges: tuple[str, ...] = ()
     time_us: int = 0
 
     @property
@@ -172,8 +171,8 @@ class VerifyResult(msgspec.Struct, kw_only=True):
         found = {each.kind: each for each in self.problems}
         for each in problems:
             before = found.get(each.kind, Problem(each.kind, 0))
-            places = (*before.places, *each.places)[:SHOWN_MAX]
-            found[each.kind] = Problem(each.kind, before.count + each.count, places)
+            examples = (*before.examples, *each.examples)[:SHOWN_MAX]
+            found[each.kind] = Problem(each.kind, before.count + each.count, examples)
         self.problems = tuple(found.values())
 
     @property
@@ -192,19 +191,19 @@ class VerifyResult(msgspec.Struct, kw_only=True):
             f"snapshots  {self.snapshots:,} counted",
             *(f"PROBLEM    {problem.text}" for problem in self.problems),
         ]
-        if self.behind:
-            behind = ", ".join(
+        if self.short:
+            short = ", ".join(
                 _part(p) + f"the table ends at {end:,}, committed were {self.ends[p]:,}"
-                for p, end in self.behind.items()
+                for p, end in self.short.items()
             )
-            lines.append(f"behind     {behind}: rolled back or replaced by others")
-        for name, count, places, what in (
-            ("skipped", self.skipped, self.skipped_places, "offsets given up by an operator"),
-            ("adopted", self.adopted, self.adopted_places, "offsets of another log"),
-            ("deleted", self.deleted, self.deleted_places, "rows by others"),
+            lines.append(f"short      {short}: rolled back or replaced by others")
+        for name, count, examples, what in (
+            ("skipped", self.skipped, self.skipped_ranges, "offsets given up by an operator"),
+            ("adopted", self.adopted, self.adopted_ranges, "offsets of another log"),
+            ("deleted", self.deleted, self.deleted_ranges, "rows by others"),
         ):
             if count:
-                lines.append(f"{name:<10} {count:,} {what}: {', '.join(places[:SHOWN_MAX])}")
+                lines.append(f"{name:<10} {count:,} {what}: {', '.join(examples[:SHOWN_MAX])}")
         return [*lines, f"at         {time}"]
 
     def facts(self) -> dict[str, object]:
@@ -285,7 +284,10 @@ def verify_topic(
             raise NotFound("the table has no columns of this topic", table=topic.table)
         report("starting")
         _wait_ready(lake, topic)
-        with _pinned(lake, topic.runtimes):
+        disk = lake.tiers.disk
+        with contextlib.ExitStack() as pins:
+            for runtime in topic.runtimes:
+                pins.enter_context(disk.pins.pin(disk.files(runtime.state.id)))
             body = msgspec.to_builtins(_request(lake, topic, view.schema_version), str_keys=True)
             answer = lake.ask_worker("verify", body, heard).result(timeout_s or VERIFY_TIMEOUT_S)
     result = msgspec.convert(answer, learnt(VerifyResult), str_keys=True)
@@ -303,16 +305,6 @@ def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
         if lake.clock.monotonic() > deadline:
             raise Unavailable("Spark did not start in time", why=lake.worker.why or topic.why)
         pause.wait(READY_PAUSE_S)
-
-
-@contextlib.contextmanager
-def _pinned(lake: Lake, runtimes: Iterable[TopicRuntime]) -> Iterator[None]:
-    """Pin the files of the disk tier."""
-    disk = lake.tiers.disk
-    with contextlib.ExitStack() as stack:
-        for runtime in runtimes:
-            stack.enter_context(disk.pins.pin(disk.files(runtime.state.id)))
-        yield
 
 
 def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:

@@ -249,8 +249,8 @@ class _Rows:
         }
         skipped = without(without(self._loaded.skipped, outside), self._gaps)
         adopted = without(self._loaded.adopted, outside)
-        found.skipped, found.skipped_places = _shown(skipped)
-        found.adopted, found.adopted_places = _shown(adopted)
+        found.skipped, found.skipped_ranges = _shown(skipped)
+        found.adopted, found.adopted_ranges = _shown(adopted)
         if found.skipped:
             found.skipped -= keys.where(_within(skipped)).count()
 
@@ -258,17 +258,17 @@ class _Rows:
         """Look for offsets that should be there and are not."""
         found = self.found
         covered = keys.select(*KEY).where(self._inside() & ~_within(self._excepted))
-        missing, places = self._missing(covered, found.begins, self._own_ends)
+        missing, examples = self._missing(covered, found.begins, self._own_ends)
         if missing > removed_rows(self._loaded.line, self._request.topic_id):
-            found.add(Problem("missing", missing, places))
+            found.add(Problem("missing", missing, examples))
         else:
-            found.deleted, found.deleted_places = missing, places
+            found.deleted, found.deleted_ranges = missing, examples
         # No snapshot that is left has had rows above the table's own end.
         starts = {part: max(end, found.begins[part]) for part, end in self._own_ends.items()}
-        missing, places = self._missing(covered, starts, found.ends)
+        missing, examples = self._missing(covered, starts, found.ends)
         if missing:
-            found.add(Problem("missing", missing, places))
-            found.behind = {p: e for p, e in self._own_ends.items() if e < found.ends[p]}
+            found.add(Problem("missing", missing, examples))
+            found.short = {p: e for p, e in self._own_ends.items() if e < found.ends[p]}
 
     def _missing(self, covered: DataFrame, lows: Ends, highs: Ends) -> tuple[int, tuple[str, ...]]:
         """Return how many records of spans are missing in `covered`, and the first offsets."""
@@ -294,10 +294,10 @@ class _Rows:
         holes = united(
             *(_ranges([(each.part, each.offset + 1, each.following)]) for each in breaks)
         )
-        places = [
+        examples = [
             text for p, own in without(holes, needless).items() for text in ranges_text(p, own)
         ]
-        return missing, tuple(places[:SHOWN_MAX])
+        return missing, tuple(examples[:SHOWN_MAX])
 
     def _offsets(self, part: int, offset: int) -> DataFrame:
         return self._spark.range(offset, offset + 1).select(
@@ -330,7 +330,7 @@ class _Rows:
         if PART in self._main.columns:
             fields.append(T.StructField(PART, T.IntegerType()))
         fields += [T.StructField(field.name, spark_type(field.type)) for field in schema]
-        doubtful = staged_facts(sources_of(plan, starts), schema).doubtful
+        _rows, doubtful = staged_facts(sources_of(plan, starts), schema)
         table = T.StructType(fields)
         context = Context(plan=plan, schema=schema, table=table, from_offsets=starts, raw=doubtful)
         rows = read_staged(self._spark, context)
@@ -358,8 +358,8 @@ class _Rows:
         rows, unmatched, differing = map(int, counts)
         self.found.compared += rows
         if differing:
-            places = tuple(_first(joined.where(altered), "columns"))
-            self.found.add(Problem("altered", differing, places))
+            examples = tuple(_first(joined.where(altered), "columns"))
+            self.found.add(Problem("altered", differing, examples))
         if unmatched:
             self.found.add(Problem("unmatched", unmatched, tuple(_first(joined.where(lone)))))
 

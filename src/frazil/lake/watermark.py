@@ -13,7 +13,7 @@ import msgspec
 from frazil.lake.table import Ends
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from frazil.lake.plan import PartRange, TableName
     from frazil.lake.table import TableState
@@ -197,14 +197,10 @@ def _placed(marks: Ends, stated: Ends, ranges: tuple[PartRange, ...]) -> Decisio
 
 def _first_missing(start: int, end: int, gaps: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
     """Return the range from the first offset in `[start, end)` that no gap explains."""
-    for first, after in _ordered(gaps):
+    for first, after in sorted(gaps):
         if first <= start < after:
             start = after
     return (start, end) if start < end else None
-
-
-def _ordered(gaps: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    yield from sorted(gaps)
 
 
 def _foreign(table: TableName, view: TableState, known: Known) -> Decision:

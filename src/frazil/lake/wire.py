@@ -1,8 +1,10 @@
-"""The protocol of the engine and the lake worker: versioned JSON with a length prefix.
+"""The protocol of the engine and the lake worker: JSON with a length prefix, without a version.
+
+Both are processes of one installation.
 
     0        4
     +--------+----------------------------------------+
-    |length  |{"v":1,"id":7,"op":"commit", ...} UTF-8  |
+    |length  |{"id":7,"op":"commit", ...} UTF-8        |
     |u32, BE |                                        |
     +--------+----------------------------------------+
 
@@ -20,20 +22,18 @@ import msgspec
 
 from frazil.errors import Closed, CorruptionError, InvalidRequest
 
-__all__ = ["VERSION", "Answer", "Request", "decode", "encode", "receive", "send"]
+__all__ = ["Answer", "Request", "decode", "encode", "receive", "send"]
 
-VERSION: Final = 1
 MESSAGE_BYTES_MAX: Final = 64 << 20
 _LENGTH: Final = struct.Struct(">I")
 
 
 class Request(msgspec.Struct, tag_field="type", tag="request", omit_defaults=True):
-    """What the engine asks: `op` is hello, ping, commit, maintain, verify, stop."""
+    """What the engine asks: `op` is hello, ping, commit, maintain or verify."""
 
     id: int
     op: str
     body: dict[str, Any] = {}
-    v: int = VERSION
 
 
 class Answer(msgspec.Struct, tag_field="type", tag="answer", omit_defaults=True):
@@ -48,7 +48,6 @@ class Answer(msgspec.Struct, tag_field="type", tag="answer", omit_defaults=True)
     body: dict[str, Any] = {}
     error: str = ""
     message: str = ""
-    v: int = VERSION
 
 
 _decoder: Final[msgspec.json.Decoder[Request | Answer]] = msgspec.json.Decoder(Request | Answer)
@@ -66,15 +65,12 @@ def decode(data: bytes) -> Request | Answer:
     """Return the message that JSON text is.
 
     Raises:
-        CorruptionError: if it is none of ours, or of another version.
+        CorruptionError: if it is none of ours.
     """
     try:
-        message = _decoder.decode(data)
+        return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError) as error:
         raise CorruptionError("message cannot be read", reason=error) from error
-    if message.v != VERSION:
-        raise CorruptionError("message is of another version", version=message.v, ours=VERSION)
-    return message
 
 
 def send(connection: socket.socket, message: Request | Answer) -> None:

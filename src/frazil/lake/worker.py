@@ -26,7 +26,7 @@ from frazil.fs import RealFileSystem
 from frazil.lake.wire import Answer, Request, receive, send
 from frazil.lake.worker_client import step_back
 from frazil.lake.worker_jobs import Failpoints, Jobs, WorkerConfig
-from frazil.lake.worker_spark import STARTING, Spark, keep_log
+from frazil.lake.worker_spark import Spark, keep_log
 from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
 
@@ -165,7 +165,6 @@ class Worker:
         except msgspec.MsgspecError as error:
             raise InvalidRequest("hello cannot be read", reason=error) from error
         keep_log(config.data_dir, self._file_system)
-        self.answer(Answer(request.id, "progress", {"step": STARTING}))
         self.starting = True
         try:
             self._spark = Spark.start(
@@ -196,9 +195,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--epoch", type=int, required=True)
     given = parser.parse_args(arguments)
-    if os.getpgid(0) != os.getpid():
-        # A group of its own: the JVM belongs to it, and both end together.
-        os.setpgid(0, 0)
     step_back()
     file_system = RealFileSystem()
     # The JVM must not inherit it: the engine takes the end of the socket for the worker's end.

@@ -422,7 +422,7 @@ def _spawn(
             stdout=output,
             stderr=output,
             pass_fds=(descriptor,),
-            start_new_session=True,
+            process_group=0,
         )
     finally:
         os.close(output)
@@ -440,22 +440,12 @@ def process_exists(pid: int) -> bool:
 
 
 NICENESS: Final = 10
-_GROUP: Final = "/proc/self/autogroup"
 
 
 def step_back() -> None:
-    """Lower this process's priority, and that of all it starts; idle cores are still all its own.
+    """Lower the priority of this process and its children; idle cores are still all their own.
 
-    Linux may share cores between sessions first, and between the processes of each only then. A
-    process that has a session of its own would step back for nothing there, so its session does;
-    one in the engine's session must not touch that.
+    They stay in the engine's session: Linux may share cores between sessions first, and only then
+    by priority between the processes of one.
     """
     os.nice(NICENESS)
-    if os.getsid(0) != os.getpid():
-        return
-    with contextlib.suppress(OSError):
-        group = os.open(_GROUP, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(group, str(NICENESS).encode())
-        finally:
-            os.close(group)

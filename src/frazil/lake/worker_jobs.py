@@ -29,7 +29,6 @@ from frazil.telemetry import LOGGER, event, warn
 if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.fs import FileSystem
-    from frazil.lake.expiry import Expired
     from frazil.lake.wire import Request
     from frazil.lake.worker_spark import Spark
 
@@ -47,10 +46,6 @@ __all__ = [
 
 JOBS_MAX: Final = 2
 """So many tables are worked on at once; a small driver has no more cores."""
-RATIO_BYTES_MIN: Final = 1 << 20
-"""Smaller commits are mostly footers: their size says nothing about how rows compress."""
-RATIO_MIN: Final = 0.1
-RATIO_MAX: Final = 10.0
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +90,10 @@ def commit_plan(job: SparkJob) -> Mapping[str, Any]:
         if result.rows_rejected or result.state == "already":
             job.spark.tables.make_durable(plan.table.rejects, settled)
         job.spark.tables.make_durable(plan.table, settled)
-    made = job.spark.tables.facts(result.sid)
+    made = job.spark.tables.made(result.sid)
     if made is not None and result.state == "committed":
-        result.files, result.bytes = made.files, made.bytes
-        if plan.bytes >= RATIO_BYTES_MIN and made.bytes:
-            ratio = made.bytes / plan.bytes
-            job.spark.stages.ratios[plan.table] = min(max(ratio, RATIO_MIN), RATIO_MAX)
+        result.files = made.number("added-data-files")
+        result.bytes = made.number("added-files-size")
     for table in (plan.table, plan.table.rejects):
         if table in job.spark.tables.large:
             job.spark.tables.large.discard(table)
@@ -113,12 +106,10 @@ def maintain_table(job: SparkJob) -> Mapping[str, Any]:
     """Expire snapshots of the body's `table` when it has more than `snapshots_max`."""
     limits = {name: job.body[name] for name in ("snapshots_max",) if name in job.body}
     table = TableName(*job.body["table"])
-    found = _maintain(job, table, **limits, progress=job.progress)
-    body: dict[str, Any] = msgspec.to_builtins(found)
-    return body
+    return _maintain(job, table, **limits, progress=job.progress)
 
 
-def _maintain(job: SparkJob, table: TableName, **options: Any) -> Expired:
+def _maintain(job: SparkJob, table: TableName, **options: Any) -> dict[str, int]:
     from frazil.lake.expiry import expire_snapshots
 
     return expire_snapshots(job.spark.tables, job.spark.catalog, table, **options)

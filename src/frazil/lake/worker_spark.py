@@ -116,6 +116,7 @@ class Spark:
         settings = config.to_settings()
         catalog = connect(config.catalog)
         ready = prepare(settings, progress=fetch_steps(report), file_system=file_system)
+        report(STARTING)
         for note in ready.java.notes:
             event("lake_java_passed_over", note=note, used=ready.java.home)
         runs = os.path.join(settings.data_dir, "run")
@@ -203,18 +204,10 @@ def kept_conf(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def fetch_steps(report: Callable[[str], None]) -> Progress:
-    """Return a progress callback that reports how far the jars are fetched, once for each MB."""
-    reported = -1
-
-    def progress(done: int, total: int) -> None:
-        nonlocal reported
-        if done // _MB != reported:
-            reported = done // _MB
-            report(f"fetching Spark's jars, {reported} of {-(-total // _MB)} MB")
-        if done >= total:
-            report(STARTING)
-
-    return progress
+    """Return a progress callback that reports how far the jars are fetched."""
+    return lambda done, total: report(
+        f"fetching Spark's jars, {done // _MB} of {-(-total // _MB)} MB"
+    )
 
 
 def _remove_left_overs(runs: str, file_system: FileSystem) -> None:

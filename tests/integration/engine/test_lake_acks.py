@@ -8,7 +8,7 @@ import pytest
 
 from frazil.engine import AsyncPartitionedTopic
 from frazil.errors import Unavailable
-from tests.integration.engine.test_lake_verify import opened
+from tests.integration.engine.lake_engine import opened
 
 pytestmark = pytest.mark.integration
 

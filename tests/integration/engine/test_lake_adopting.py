@@ -9,7 +9,7 @@ import pytest
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.lake import ADOPTED, decode_ranges
 from frazil.lake.tables import CatalogTables
-from tests.integration.engine.test_lake_topics import (
+from tests.integration.engine.lake_engine import (
     COLUMNS,
     ids_of,
     opened,
@@ -18,13 +18,6 @@ from tests.integration.engine.test_lake_topics import (
     table_of,
     wait_for,
 )
-
-
-@pytest.fixture(scope="module")
-def db(tmp_path_factory):
-    """One engine for all tests; its worker runs without Spark."""
-    with opened(tmp_path_factory.mktemp("adopting")) as (found, _stand_in):
-        yield found
 
 
 def taken(db, name, old=5, new=4):

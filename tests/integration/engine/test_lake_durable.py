@@ -9,7 +9,7 @@ import pytest
 from frazil.errors import Unavailable
 from frazil.fs import RealFileSystem
 from frazil.lake import tables as lake_tables
-from tests.integration.engine.test_lake_topics import (
+from tests.integration.engine.lake_engine import (
     COLUMNS,
     ids_of,
     opened,

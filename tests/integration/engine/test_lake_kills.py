@@ -12,7 +12,7 @@ import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
 from frazil.lake import STEPS
-from tests.integration.engine.test_lake_topics import (
+from tests.integration.engine.lake_engine import (
     COLUMNS,
     ids_of,
     opened,

@@ -10,42 +10,22 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-import frazil
 from frazil.cli.app import app
 from frazil.cli.session import Session
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.lake import TOPIC_ID
 from frazil.lake import rejects as rejects_module
-from frazil.lake import runtime as engine_lake
-from frazil.lake.connection import connect
 from frazil.lake.rejects import RejectKey, TopicRejects
-from tests.integration.engine.lake_stand_in import StandIn
+from tests.integration.engine.lake_engine import COLUMNS, opened, table_of
 
 pytestmark = pytest.mark.integration
 
-COLUMNS = {"id": "long", "text": "string"}
-SETTINGS = {
-    "lake.catalog.port": 0,
-    "lake.writer.flush_interval": "1h",
-    "log.ballast_bytes": 0,
-    "log.free_bytes_min": 0,
-    "log.free_ratio_min": 0,
-}
 NOW = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
-
-
-@pytest.fixture(scope="module")
-def db(tmp_path_factory):
-    """One engine, whose lake's worker runs without Spark."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_lake, "launcher", lambda *_, **__: StandIn().launch)
-        with frazil.open(tmp_path_factory.mktemp("rejects"), **SETTINGS) as found:
-            yield found
 
 
 def side_table(db, name):
     """Load a topic's side table."""
-    return connect(db.lake.catalog.address()).load_table(("default", f"{name}__rejects"))
+    return table_of(db, f"{name}__rejects")
 
 
 def reject(db, name, *rows, version=1, encoding="json"):
@@ -210,8 +190,7 @@ def test_messages_keep_their_envelope(db):
     db.lake.rejects("envelopes").replay(0)
     assert db.lake.rejects("envelopes").show(0)["state"] == "replayed"
     [row] = [row for batch in topic.read(1) for row in batch.data.to_pylist()]
-    assert (row["payload"], row["key"]) == (b"\x00\xff", "k")
-    assert dict(row["attributes"]) == {"a": "1"}
+    assert (row["payload"], row["key"], dict(row["attributes"])) == (b"\x00\xff", "k", {"a": "1"})
     assert row["publish_time"] == dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
 
 
@@ -312,8 +291,7 @@ def test_the_commands_do_it(db, monkeypatch):
 
 def test_what_is_settled_stays_so_over_a_restart(tmp_path, monkeypatch):
     """Marks and producers are on disk; the command finds them without an engine that runs."""
-    monkeypatch.setattr(engine_lake, "launcher", lambda *_, **__: StandIn().launch)
-    with frazil.open(tmp_path / "data", **SETTINGS) as db:
+    with opened(tmp_path / "data") as (db, _stand_in):
         made(db, "kept")
         reject(db, "kept", *((n, {"id": 100 + n}) for n in range(3)))
         db.lake.rejects("kept").replay(1)
@@ -323,5 +301,5 @@ def test_what_is_settled_stays_so_over_a_restart(tmp_path, monkeypatch):
     words = ["--data", tmp_path / "data", "--set", "lake.catalog.port=0", "-o", "json"]
     found = json.loads(run(*words, "rejects", "replay", "kept", 1, 2))
     assert (found["offsets"], found["settled_before"]) == ([5], [{"offset": 1, "part": -1}])
-    with frazil.open(tmp_path / "data", **SETTINGS) as db:
+    with opened(tmp_path / "data") as (db, _stand_in):
         assert ids(db.topic("kept"), 4) == [101, 102]

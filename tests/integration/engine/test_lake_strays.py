@@ -11,8 +11,7 @@ from frazil.lake import ADOPTED, TableName, decode_ranges, expiry
 from frazil.lake import topics as lake_topics
 from frazil.lake.connection import connect
 from frazil.lake.table_state import look
-from tests.integration.engine.test_lake_adopting import an_older_copy, taken
-from tests.integration.engine.test_lake_topics import (
+from tests.integration.engine.lake_engine import (
     COLUMNS,
     ids_of,
     opened,
@@ -21,19 +20,7 @@ from tests.integration.engine.test_lake_topics import (
     table_of,
     wait_for,
 )
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """One engine for the tests that do not open another; its worker runs without Spark."""
-    with opened(tmp_path_factory.mktemp("strays")) as found:
-        yield found
-
-
-@pytest.fixture
-def db(world):
-    """Return the shared engine."""
-    return world[0]
+from tests.integration.engine.test_lake_adopting import an_older_copy, taken
 
 
 def land_late(table, *, offset, owner, end):
@@ -81,10 +68,10 @@ def test_a_late_commit_of_another_topic_is_not_maintained_away(db, monkeypatch):
     every = [each.snapshot_id for each in table_of(db, "kept").metadata.snapshots]
     monkeypatch.setattr(expiry, "expirable", lambda *_, **__: list(every))
     asked = Recorded()
-    assert expiry.expire_snapshots(asked, catalog, table).expired == 1
+    assert expiry.expire_snapshots(asked, catalog, table)["expired"] == 1
     assert asked.calls == ["set_property", "expire"]
     land_late(table_of(db, "kept"), offset=1, owner="0123456789abcdef", end=2)
-    assert expiry.expire_snapshots(asked, catalog, table).expired == 0
+    assert expiry.expire_snapshots(asked, catalog, table)["expired"] == 0
     assert asked.calls == ["set_property", "expire"]
 
 

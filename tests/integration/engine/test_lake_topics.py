@@ -3,97 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import shutil
-import threading
 import time
 
 import pyarrow as pa
 import pytest
 
-import frazil
 from frazil.engine import AsyncEngine
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake import SKIPPED, STEPS, decode_ranges
-from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
 from frazil.tiers import merge_once
-from tests.integration.engine.lake_stand_in import StandIn
-
-COLUMNS = {"id": "long", "text": "string"}
-SETTINGS = {
-    "lake.catalog.port": 0,
-    "lake.writer.flush_interval": "1h",
-    "lake.ack_timeout_s": "60s",
-    "log.ballast_bytes": 0,
-    "log.free_bytes_min": 0,
-    "log.free_ratio_min": 0,
-}
-
-
-@contextlib.contextmanager
-def opened(path, **settings):
-    """Open an engine whose lake has a worker without Spark; yield both."""
-    stand_in = StandIn()
-    patch = pytest.MonkeyPatch()
-    patch.setattr(engine_lake, "launcher", lambda *_, **__: stand_in.launch)
-    try:
-        with frazil.open(path, **{**SETTINGS, **settings}) as db:
-            yield db, stand_in
-    finally:
-        patch.undo()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """One engine for all tests that do not open another."""
-    with opened(tmp_path_factory.mktemp("lake")) as found:
-        yield found
-
-
-@pytest.fixture
-def db(world):
-    """Return the shared engine."""
-    return world[0]
-
-
-@pytest.fixture
-def stand_in(world):
-    """Return the shared engine's worker, without any fault."""
-    yield world[1]
-    world[1].die_at, world[1].refuse, world[1].slow_s = "", None, 0.0
-
-
-def table_of(db, topic, namespace="default"):
-    """Load a topic's table."""
-    return connect(db.lake.catalog.address()).load_table((namespace, topic))
-
-
-def rows_of(db, topic):
-    """Return a table's rows by offset, parts first."""
-    found = table_of(db, topic).scan().to_arrow().to_pylist()
-    return sorted(found, key=lambda row: (row.get("_part", -1), row["_offset"]))
-
-
-def ids_of(db, topic):
-    """Return a table's column `id` in the order of offsets."""
-    return [row["id"] for row in rows_of(db, topic)]
-
-
-def status_of(db, topic):
-    """Return what the lake says of one topic."""
-    return db.lake.status()["topics"][f"/default/{topic}"]
-
-
-def wait_for(condition):
-    """Wait until something is so."""
-    pause = threading.Event()
-    for _attempt in range(1200):
-        if condition():
-            return
-        pause.wait(0.05)
-    pytest.fail("it never came")
+from tests.integration.engine.lake_engine import (
+    COLUMNS,
+    ids_of,
+    opened,
+    rows_of,
+    status_of,
+    table_of,
+    wait_for,
+)
 
 
 def test_committed_records_are_in_the_table_and_in_the_watermark(db, stand_in):
@@ -132,15 +62,6 @@ def test_many_who_wait_share_one_commit_a_second(db, stand_in):
     assert ids_of(db, "hurried") == list(range(25))
 
 
-def test_a_message_topic_is_a_table_of_its_envelope(db):
-    """Payload, key and times of messages are columns, behind the system's."""
-    topic = db.create_topic("messages", lake=True)
-    topic.append(b"hello", key="k", attributes={"a": "1"}, ack="committed")
-    [row] = rows_of(db, "messages")
-    assert list(row)[:3] == ["_offset", "_time", "payload"]
-    assert (row["payload"], row["key"]) == (b"hello", "k")
-
-
 def test_parts_share_a_table_and_asyncio_waits_for_it(db):
     """Rows of all parts are in one table with `_part`; async calls wait without a thread each."""
     topic = db.create_topic("shared", COLUMNS, partitions=3, lake=True)
@@ -176,8 +97,7 @@ def test_a_worker_that_dies_at_a_step_doubles_and_loses_nothing(db, stand_in, st
     assert ids_of(db, name) == [0, 1, 2, 3, 4]
     died = not stand_in.die_at
     assert died == (step in stand_in.steps)
-    assert len(stand_in.epochs) == epochs + died
-    assert stand_in.epochs == sorted(set(stand_in.epochs))
+    assert (len(stand_in.epochs), stand_in.epochs) == (epochs + died, sorted(set(stand_in.epochs)))
 
 
 def test_records_wait_when_the_lake_is_late(db, stand_in):
@@ -187,8 +107,7 @@ def test_records_wait_when_the_lake_is_late(db, stand_in):
     db.lake.pause("late")
     with pytest.raises(Unavailable) as caught:
         topic.append(id=1, text="", ack="committed")
-    assert caught.value.details["outcome"] == "fsynced"
-    assert caught.value.details["offset"] == 1
+    assert (caught.value.details["outcome"], caught.value.details["offset"]) == ("fsynced", 1)
     assert "paused" in str(caught.value)
     assert status_of(db, "late")["state"] == "paused"
     with pytest.raises(Unavailable, match="paused"):
@@ -289,16 +208,6 @@ def test_columns_that_change_change_the_table(db):
     assert status_of(db, "growing")["schema_version"] == 2
     with pytest.raises(InvalidRequest, match="_pos"):
         db.alter_topic("growing", add={"_pos": "long"})
-
-
-def test_a_column_may_not_have_the_name_of_a_partition_of_long_ago(db):
-    """The table's partition keeps the name that it got before its column was renamed."""
-    columns = {"id": "long", "at": "timestamp"}
-    db.create_topic("dated", columns, partition_by=["day(at)"], lake=True)
-    db.alter_topic("dated", rename={"at": "moment"})
-    with pytest.raises(InvalidRequest, match="at_day"):
-        db.alter_topic("dated", add={"at_day": "long"})
-    db.alter_topic("dated", add={"other_day": "long"})
 
 
 def test_names_and_columns_that_no_table_can_have_are_refused(db):

@@ -2,58 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 import pytest
 
-import frazil
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.lake import TableName, VerifyRequest, VerifyResult
-from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
-from tests.integration.engine.lake_stand_in import StandIn
+from tests.integration.engine.lake_engine import COLUMNS, opened
 
 pytestmark = pytest.mark.integration
-
-COLUMNS = {"id": "long", "text": "string"}
-SETTINGS = {
-    "lake.catalog.port": 0,
-    "lake.writer.flush_interval": "1h",
-    "log.ballast_bytes": 0,
-    "log.free_bytes_min": 0,
-    "log.free_ratio_min": 0,
-}
-
-
-@contextlib.contextmanager
-def opened(path, **settings):
-    """Open an engine whose lake has a worker without Spark; yield both."""
-    stand_in = StandIn()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_lake, "launcher", lambda *_, **__: stand_in.launch)
-        with frazil.open(path, **SETTINGS, **settings) as db:
-            yield db, stand_in
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """One engine for all tests that do not open another."""
-    with opened(tmp_path_factory.mktemp("verify")) as found:
-        yield found
-
-
-@pytest.fixture
-def db(world):
-    """Return the shared engine."""
-    return world[0]
-
-
-@pytest.fixture
-def stand_in(world):
-    """Return the shared engine's worker; its answers are forgotten."""
-    yield world[1]
-    world[1].answers = {}
 
 
 def good(name):
@@ -124,8 +81,7 @@ def test_paused_topics_are_verified_and_stay_paused(tmp_path):
         steps = []
         found = db.lake.verify("resting", progress=steps.append)
         assert (found.verdict, steps) == ("good", ["starting"])
-        assert len(stand_in.epochs) == 1
-        assert stand_in.commits == []
+        assert (len(stand_in.epochs), stand_in.commits) == (1, [])
         assert db.lake.status()["topics"]["/default/resting"]["state"] == "paused"
         assert [each.table.name for each in (asked(stand_in),)] == ["resting"]
         assert db.lake.rejects("resting").rows() == []

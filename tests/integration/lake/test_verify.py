@@ -82,7 +82,7 @@ class Subject:
 
     def kinds(self, **options):
         found = self.verify(**options)
-        return {each.kind: (each.count, each.places) for each in found.problems}
+        return {each.kind: (each.count, each.examples) for each in found.problems}
 
 
 @pytest.fixture
@@ -113,8 +113,7 @@ def test_compaction_and_expiry_by_others_change_no_verdict(subject):
         "older_than => TIMESTAMP '2999-01-01', retain_last => 1)"
     )
     found = subject.verify()
-    assert (found.verdict, found.snapshots) == ("good", 1)
-    assert found.compared == 60
+    assert (found.verdict, found.snapshots, found.compared) == ("good", 1, 60)
 
 
 def test_columns_that_others_add_are_not_compared(subject):
@@ -135,7 +134,7 @@ def test_a_removed_row_is_found(subject):
         found = subject.verify(staged=staged)
         kinds = {each.kind: each for each in found.problems}
         assert kinds.keys() == {"missing", "miscounted"}
-        assert (kinds["missing"].places, kinds["miscounted"].count) == (("77",), 1)
+        assert (kinds["missing"].examples, kinds["miscounted"].count) == (("77",), 1)
         assert (found.verdict, found.exit_code) == ("damaged", 8)
 
 
@@ -152,7 +151,7 @@ def test_a_doubled_row_is_found(subject):
     for staged in (True, False):
         found = subject.verify(staged=staged)
         [problem] = found.problems
-        assert (problem.kind, problem.count, problem.places) == ("doubled", 1, ("13",))
+        assert (problem.kind, problem.count, problem.examples) == ("doubled", 1, ("13",))
         assert found.exit_code == 8
 
 
@@ -190,12 +189,11 @@ def test_rows_deleted_by_others_are_listed_and_are_no_damage(subject):
     for staged in (True, False):
         found = subject.verify(staged=staged)
         assert (found.verdict, found.exit_code) == ("rows deleted by others", 2)
-        assert (found.deleted, found.deleted_places) == (2, ("3", "44"))
+        assert (found.deleted, found.deleted_ranges) == (2, ("3", "44"))
     subject.forge(lambda frame: frame.where("_offset <> 61"), rows(5, start=60))
     for staged in (True, False):
         after = subject.verify(staged=staged)
-        assert after.exit_code == 8
-        assert after.problems[1].places == ("3", "44", "61")
+        assert (after.exit_code, after.problems[1].examples) == (8, ("3", "44", "61"))
 
 
 def test_declared_gaps_are_no_loss_and_rows_in_them_are_damage(world):
@@ -221,11 +219,10 @@ def test_a_table_that_others_rolled_back_has_lost_rows(subject):
     found = subject.verify(staged=False)
     assert (found.verdict, found.exit_code) == ("damaged", 8)
     assert found.problems == (Problem("missing", 30, ("30..59",)),)
-    assert "behind     the table ends at 30, committed were 60" in "\n".join(found.lines)
+    assert "short      the table ends at 30, committed were 60" in "\n".join(found.lines)
     subject.topic.foreign("DELETE FROM {table} WHERE _offset >= 0")
     after = subject.verify(staged=False)
-    assert after.problems == (Problem("missing", 30, ("30..59",)),)
-    assert after.deleted == 30
+    assert (after.problems, after.deleted) == ((Problem("missing", 30, ("30..59",)),), 30)
 
 
 def test_a_table_that_others_put_in_place_of_ours_has_lost_rows(subject):
@@ -260,14 +257,12 @@ def test_ranges_that_an_operator_gave_up_are_listed_and_are_no_loss(subject):
         change.set_properties({SKIPPED: encode_ranges({}, {-1: ((30, 60),)})})
     found = subject.verify()
     assert (found.verdict, found.problems) == ("good", ())
-    assert (found.skipped, found.skipped_places) == (30, ("30..59",))
-    assert found.compared == 40
+    assert (found.skipped, found.skipped_ranges, found.compared) == (30, ("30..59",), 40)
     assert "skipped    30 offsets given up by an operator: 30..59" in found.lines
     with table.refresh().manage_snapshots() as snapshots:
         snapshots.set_current_snapshot(second.snapshot_id)
     found = subject.verify(staged=False)
-    assert found.problems == (Problem("missing", 10, ("60..69",)),)
-    assert found.skipped == 0
+    assert (found.problems, found.skipped) == ((Problem("missing", 10, ("60..69",)),), 0)
 
 
 def test_rejected_records_count_once_and_are_compared(world):
@@ -284,8 +279,7 @@ def test_rejected_records_count_once_and_are_compared(world):
     assert subject.move(data).rows_rejected == 1
     found = subject.verify()
     assert (found.verdict, found.problems) == ("good", ())
-    assert (found.rows, found.rejected) == (39, 1)
-    assert found.compared == 40
+    assert (found.rows, found.rejected, found.compared) == (39, 1, 40)
     name = subject.topic.spark_name.removesuffix("`") + "__rejects`"
     world.session.sql(f"UPDATE {name} SET reason = 'none' WHERE _offset = 2").collect()
     assert subject.kinds() == {"altered": (1, ("2 (reason)",))}
@@ -323,8 +317,7 @@ def test_rows_that_the_log_has_lost_since_are_no_damage_and_need_not_be_there(su
     lost = ((10, 12), (60, 63))
     subject.move(rows(2, start=63), offsets=[63, 64], gaps=((60, 63),))
     found = subject.verify(lost=lost)
-    assert (found.verdict, found.problems) == ("good", ())
-    assert found.compared == 60
+    assert (found.verdict, found.problems, found.compared) == ("good", (), 60)
 
 
 def test_parts_are_verified_each_by_itself(world):
@@ -339,7 +332,7 @@ def test_parts_are_verified_each_by_itself(world):
     good = subject.verify(parts=(0, 1))
     assert (good.verdict, good.compared) == ("good", 12)
     topic.foreign("DELETE FROM {table} WHERE _part = 1 AND _offset = 2")
-    assert subject.verify(parts=(0, 1)).deleted_places == ("part 1: 2",)
+    assert subject.verify(parts=(0, 1)).deleted_ranges == ("part 1: 2",)
 
 
 def test_another_topics_table_is_refused(subject):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from frazil.lake.plan import PartRange, Plan, StagedFile, TableName
 from frazil.lake.stages.columns import decode_schema, quoted, spark_type, staged_schema
 from frazil.lake.stages.context import sources_of
 from frazil.lake.stages.footers import staged_facts
-from frazil.lake.stages.size import file_count
+from frazil.lake.stages.size import size_files
 from frazil.lake.stages.validate import MILLIS_MAX, MILLIS_MIN
 
 SCHEMA = pa.schema(
@@ -77,9 +78,9 @@ def test_a_file_that_is_cut_counts_what_is_inside(tmp_path):
     """By arithmetic where it is dense, by its offsets where it is not."""
     dense = staged(tmp_path / "dense", range(10))
     sparse = staged(tmp_path / "sparse", [10, 13, 14, 19])
-    assert staged_facts(sources(dense, sparse, lo=0, hi=20, start=4), SCHEMA).rows == 10
-    assert staged_facts(sources(dense, sparse, lo=0, hi=20, start=14), SCHEMA).rows == 2
-    assert staged_facts(sources(dense, sparse, lo=0, hi=14), SCHEMA).rows == 12
+    assert staged_facts(sources(dense, sparse, lo=0, hi=20, start=4), SCHEMA)[0] == 10
+    assert staged_facts(sources(dense, sparse, lo=0, hi=20, start=14), SCHEMA)[0] == 2
+    assert staged_facts(sources(dense, sparse, lo=0, hi=14), SCHEMA)[0] == 12
 
 
 def test_a_part_without_a_start_has_nothing(tmp_path):
@@ -103,7 +104,7 @@ def test_a_part_without_a_start_has_nothing(tmp_path):
 def test_values_out_of_range_leave_doubt(tmp_path, values, doubtful):
     """On the top level and deep inside; the ends of the range are within it."""
     file = staged(tmp_path / "f", range(3), **values)
-    assert staged_facts(sources(file, lo=0, hi=3), SCHEMA).doubtful is doubtful
+    assert staged_facts(sources(file, lo=0, hi=3), SCHEMA)[1] is doubtful
 
 
 def test_a_decimal_with_too_many_digits_leaves_doubt(tmp_path):
@@ -114,7 +115,7 @@ def test_a_decimal_with_too_many_digits_leaves_doubt(tmp_path):
     moment = pa.array([0], pa.int64()).view(pa.timestamp("us", "UTC"))
     pq.write_table(pa.table({"_offset": [0], "_time": moment, "p": prices}), tmp_path / "f")
     file = StagedFile(str(tmp_path / "f"), 1, 1, 0, 0)
-    assert staged_facts(sources(file, lo=0, hi=1), schema).doubtful is True
+    assert staged_facts(sources(file, lo=0, hi=1), schema)[1] is True
 
 
 def test_a_null_in_a_required_column_leaves_doubt(tmp_path):
@@ -125,7 +126,7 @@ def test_a_null_in_a_required_column_leaves_doubt(tmp_path):
         path = tmp_path / f"{doubtful}"
         pq.write_table(pa.table({"_offset": [0, 1], "_time": moment, "n": values}), path)
         file = StagedFile(str(path), 2, 1, 0, 1)
-        assert staged_facts(sources(file, lo=0, hi=2), schema).doubtful is doubtful
+        assert staged_facts(sources(file, lo=0, hi=2), schema)[1] is doubtful
 
 
 def test_a_file_of_other_columns_is_not_read(tmp_path):
@@ -165,7 +166,8 @@ def test_a_plan_without_columns_is_refused():
 
 
 def test_files_are_as_many_as_the_bytes_are_worth():
-    """Rounded, at least one, by the ratio that was learned."""
-    target = 100
-    for staged_bytes, ratio, count in ((0, 1.0, 1), (149, 1.0, 1), (151, 1.0, 2), (600, 0.5, 3)):
-        assert file_count(staged_bytes, ratio=ratio, target_file_bytes=target) == count
+    """Rounded, at least one."""
+    frame = SimpleNamespace(coalesce=lambda count: count)
+    for staged_bytes, count in ((0, 1), (149, 1), (151, 2), (600, 6)):
+        context = SimpleNamespace(staged_bytes=staged_bytes, target_file_bytes=100)
+        assert size_files(frame, context) == count

@@ -76,9 +76,7 @@ def test_another_version_is_skipped_with_one_line(tmp_path, version):
     places = [home(tmp_path / "new", version) / "bin", home(tmp_path / "right", "17.0.9") / "bin"]
     environment = {"JAVA_HOME": str(tmp_path / "new"), "PATH": os.pathsep.join(map(str, places))}
     java = find_java(environment, cache_dir=str(tmp_path / "cache"), bundled_home="")
-    assert java.home == str(tmp_path / "right")
-    assert java.source == "PATH"
-    assert len(java.notes) == 2
+    assert (java.home, java.source, len(java.notes)) == (str(tmp_path / "right"), "PATH", 2)
     assert all(f"Java {version} from" in note and "17 or 21" in note for note in java.notes)
 
 

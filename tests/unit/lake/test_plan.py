@@ -38,15 +38,13 @@ def planned(*parts, bytes_max=1000, files_max=100):
 
 def test_nothing_staged_makes_no_plan():
     """Without sets, or with committed ones alone, there are no ranges."""
-    assert planned(part()) == (0, ())
-    assert planned(part(staged(0, 5), committed=5)) == (0, ())
+    assert (planned(part()), planned(part(staged(0, 5), committed=5))) == ((0, ()), (0, ()))
 
 
 def test_sets_are_taken_up_to_the_limits():
     """Whole sets are taken until bytes or files would be too many."""
     sets = part(*(staged(at, at + 10) for at in range(0, 50, 10)))
-    assert planned(sets)[1][0].hi == 50
-    assert planned(sets, bytes_max=250)[1][0].hi == 20
+    assert (planned(sets)[1][0].hi, planned(sets, bytes_max=250)[1][0].hi) == (50, 20)
     assert planned(sets, files_max=3)[1][0].hi == 30
 
 

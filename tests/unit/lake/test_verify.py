@@ -61,8 +61,7 @@ def test_the_worst_finding_decides(facts, verdict, code):
     """Damage is damage whatever else there is; rows deleted by others are no damage."""
     made = result(**facts)
     assert (made.verdict, made.exit_code) == (verdict, code)
-    assert made.lines[0].split(maxsplit=1)[1] == verdict
-    assert made.facts()["exit_code"] == code
+    assert (made.lines[0].split(maxsplit=1)[1], made.facts()["exit_code"]) == (verdict, code)
 
 
 def test_a_problem_says_what_how_often_and_where():
@@ -77,9 +76,9 @@ def test_a_problem_says_what_how_often_and_where():
 
 def test_a_table_that_is_behind_says_where_it_ends():
     """A table that others rolled back lacks committed rows at its end."""
-    lines = result(rows=0, behind={-1: 10}, problems=(Problem("missing", 50),)).lines
-    behind = "the table ends at 10, committed were 60: rolled back or replaced by others"
-    assert f"behind     {behind}" in lines
+    lines = result(rows=0, short={-1: 10}, problems=(Problem("missing", 50),)).lines
+    short = "the table ends at 10, committed were 60: rolled back or replaced by others"
+    assert f"short      {short}" in lines
 
 
 def test_problems_of_one_kind_are_one():

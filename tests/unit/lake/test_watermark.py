@@ -159,8 +159,7 @@ def test_a_look_without_a_plan_gives_marks_or_a_reason():
 def test_rows_are_counted_without_gaps():
     """A gap counts as far as it lies at or above the start; a part not asked for has none."""
     ranges = [plan(10, 30, gaps=((8, 12), (20, 25))), plan(0, 9, part=4)]
-    assert rows_between(ranges, {WHOLE: 11}) == 13
-    assert rows_between(ranges, {WHOLE: 22, 4: 2}) == 12
+    assert (rows_between(ranges, {WHOLE: 11}), rows_between(ranges, {WHOLE: 22, 4: 2})) == (13, 12)
 
 
 def test_keys_of_watermarks_are_read_as_they_are_written():

@@ -64,13 +64,6 @@ def test_a_wrong_length_is_refused_before_anything_is_read(pair, length):
         receive(two)
 
 
-def test_a_message_of_another_version_is_refused():
-    """Engine and worker of different versions do not talk."""
-    data = encode(Request(1, "ping", v=2))[4:]
-    with pytest.raises(CorruptionError, match="another version"):
-        decode(data)
-
-
 @given(st.binary(max_size=200))
 def test_junk_is_refused(data):
     """Bytes that are no message are an error of ours, not of the decoder."""

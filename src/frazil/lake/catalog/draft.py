@@ -116,7 +116,7 @@ class Draft:
     @apply.register
     def _(self, update: up.AddSchema) -> None:
         schema = update.schema
-        check_schema(schema, format_version=self.metadata["format-version"])
+        check_schema(schema)
         last = self.metadata["last-column-id"]
         if update.last_column_id is not None and update.last_column_id < last:
             raise bad_request(
@@ -302,31 +302,6 @@ class Draft:
         for name, ref in list(self.metadata["refs"].items()):
             if ref["snapshot-id"] not in left:
                 self._drop_ref(name)
-
-    # --------------------------------------------------------------------- statistics
-    @apply.register
-    def _(self, update: up.SetStatistics) -> None:
-        self._put_statistics("statistics", update.statistics)
-
-    @apply.register
-    def _(self, update: up.SetPartitionStatistics) -> None:
-        self._put_statistics("partition-statistics", update.partition_statistics)
-
-    def _put_statistics(self, key: str, statistics: Json) -> None:
-        number = _number(statistics, "snapshot-id")
-        others = [item for item in self.metadata[key] if item["snapshot-id"] != number]
-        self._set(key, [*others, statistics])
-
-    @apply.register
-    def _(self, update: up.RemoveStatistics) -> None:
-        self._drop_statistics("statistics", update.snapshot_id)
-
-    @apply.register
-    def _(self, update: up.RemovePartitionStatistics) -> None:
-        self._drop_statistics("partition-statistics", update.snapshot_id)
-
-    def _drop_statistics(self, key: str, number: int) -> None:
-        self._set(key, [item for item in self.metadata[key] if item["snapshot-id"] != number])
 
     # ------------------------------------------------------------------------ the end
     def finish(self, base_location: str | None) -> Json:

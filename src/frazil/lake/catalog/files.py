@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gzip
 import os
 import os.path
 import re
 import threading
-import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-import attrs
 import msgspec
 
 from frazil.fs import read_fully, write_fully
@@ -33,16 +30,14 @@ if TYPE_CHECKING:
     from frazil.fs import FileSystem
     from frazil.lake.catalog.schemas import Json
 
-__all__ = ["Loaded", "MetadataFiles", "Warehouse", "is_inside", "local_path", "purge"]
+__all__ = ["Loaded", "MetadataFiles", "check_inside", "is_inside", "local_path", "purge"]
 
 FILE_BYTES_MAX: Final = 256 << 20
 CACHE_BYTES_MAX: Final = 64 << 20
 CACHE_FILES_MAX: Final = 256
-CODEC: Final = "write.metadata.compression-codec"
-METADATA_PATH: Final = "write.metadata.path"
 DELETE_AFTER_COMMIT: Final = "write.metadata.delete-after-commit.enabled"
 _NUMBERED = re.compile(r"(?:v)?([0-9]{1,9})(?:-.*)?\.(?:gz\.)?metadata\.json(?:\.gz)?")
-_METADATA_NAME = re.compile(r".*\.metadata\.json(?:\.gz)?")
+_METADATA_NAME = re.compile(r".*\.metadata\.json")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
@@ -77,23 +72,17 @@ def is_inside(location: str, directory: str) -> bool:
     return path != above and os.path.commonpath([path, above]) == above
 
 
-@attrs.frozen
-class Warehouse:
-    """The directory that all tables must be below."""
-
-    location: str
-
-    def check(self, location: str) -> None:
-        """Refuse a location outside of the warehouse."""
-        path = local_path(location)
-        if not is_inside(path, self.location) or not is_inside(
-            os.path.realpath(path), os.path.realpath(local_path(self.location))
-        ):
-            raise bad_request(
-                "location is outside the warehouse, choose one below it or leave it out",
-                location=location,
-                warehouse=self.location,
-            )
+def check_inside(location: str, warehouse: str) -> None:
+    """Refuse a location outside of the warehouse."""
+    path = local_path(location)
+    if not is_inside(path, warehouse) or not is_inside(
+        os.path.realpath(path), os.path.realpath(local_path(warehouse))
+    ):
+        raise bad_request(
+            "location is outside the warehouse, choose one below it or leave it out",
+            location=location,
+            warehouse=warehouse,
+        )
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -110,7 +99,7 @@ class MetadataFiles:
     A file never changes under its name, so what was read once is kept, up to a limit.
     """
 
-    def __init__(self, *, file_system: FileSystem, clock: Clock, warehouse: Warehouse) -> None:
+    def __init__(self, *, file_system: FileSystem, clock: Clock, warehouse: str) -> None:
         self._fs = file_system
         self._clock = clock
         self._warehouse = warehouse
@@ -162,21 +151,9 @@ class MetadataFiles:
             size = file.size()
             if size > FILE_BYTES_MAX:
                 raise bad_request("metadata file is too large", location=location, bytes=size)
-            data = read_fully(file, 0, size)
+            return read_fully(file, 0, size)
         finally:
             file.close()
-        if not data.startswith(b"\x1f\x8b"):
-            return data
-        try:
-            engine = zlib.decompressobj(wbits=31)
-            raw = engine.decompress(data, FILE_BYTES_MAX)
-        except zlib.error as error:
-            raise bad_request(
-                "metadata file is damaged", location=location, reason=error
-            ) from error
-        if not engine.eof:
-            raise bad_request("metadata file is cut off or too large", location=location)
-        return raw
 
     def create(self, metadata: Json, *, after: str | None) -> Loaded:
         """Write metadata into a new file; it and its name are durable on return.
@@ -186,26 +163,18 @@ class MetadataFiles:
             after: the file it replaces; its number is one higher.
 
         Raises:
-            Refusal: 400 for properties that make no sense; 409 if the disk refuses, nothing is
-                left then but perhaps a file that nothing names.
+            Refusal: 409 if the disk refuses; then perhaps a file is left that nothing names.
         """
-        properties = metadata["properties"]
-        codec = str(properties.get(CODEC, "none")).lower()
-        if codec not in {"none", "gzip"}:
-            raise bad_request("codec is not known", key=CODEC, value=codec, codecs="none, gzip")
-        directory = str(properties.get(METADATA_PATH) or f"{metadata['location']}/metadata")
-        directory = directory.rstrip("/")
-        self._warehouse.check(directory)
+        directory = f"{metadata['location']}/metadata"
+        check_inside(directory, self._warehouse)
         number = _number_of(after) + 1
         name = UUID(bytes=self._clock.random_bytes(16), version=4)
-        suffix = ".gz.metadata.json" if codec == "gzip" else ".metadata.json"
-        location = f"{directory}/{number:05d}-{name}{suffix}"
+        location = f"{directory}/{number:05d}-{name}.metadata.json"
         raw = msgspec.json.encode(metadata)
-        data = gzip.compress(raw, compresslevel=6, mtime=0) if codec == "gzip" else raw
         if len(raw) > FILE_BYTES_MAX:
             raise bad_request("metadata is too large", bytes=len(raw), bytes_max=FILE_BYTES_MAX)
         try:
-            self._write(local_path(location), data)
+            self._write(local_path(location), raw)
         except OSError as error:
             self._unlink(location)
             raise commit_failed(
@@ -262,11 +231,7 @@ class MetadataFiles:
     def _is_own(self, location: str, metadata: Json) -> bool:
         if not _METADATA_NAME.fullmatch(location.rpartition("/")[2]):
             return False
-        homes = [metadata["location"], metadata["properties"].get(METADATA_PATH)]
-        try:
-            return any(home and is_inside(location, str(home)) for home in homes)
-        except Refusal:
-            return False
+        return _is_below(location, str(metadata["location"]))
 
     def _unlink(self, location: str) -> None:
         try:
@@ -289,7 +254,7 @@ GC_ENABLED: Final = "gc.enabled"
 
 
 def purge(
-    dropped: Loaded, *, others: Sequence[str], file_system: FileSystem, warehouse: Warehouse
+    dropped: Loaded, *, others: Sequence[str], file_system: FileSystem, warehouse: str
 ) -> int:
     """Delete what a dropped table's metadata names below its own location; return how many files.
 
@@ -310,8 +275,9 @@ def purge(
                 continue
             path = local_path(location)
             # Spark keeps the checksum of each local file in a hidden file of the same directory.
+            directory, name = os.path.split(path)
             with contextlib.suppress(FileNotFoundError):
-                file_system.unlink(_checksum_of(path))
+                file_system.unlink(f"{directory}/.{name}.crc")
             file_system.unlink(path)
             count += 1
         except (FileNotFoundError, Refusal):
@@ -322,22 +288,17 @@ def purge(
     return count
 
 
-def _checksum_of(path: str) -> str:
-    directory, name = os.path.split(path)
-    return os.path.join(directory, f".{name}.crc")
-
-
-def _reason_to_keep(home: str, others: Iterable[str], warehouse: Warehouse) -> str:
+def _reason_to_keep(home: str, others: Iterable[str], warehouse: str) -> str:
     try:
-        warehouse.check(home)
-        if any(_is_local_inside(location, home) for location in others):
+        check_inside(home, warehouse)
+        if any(_is_below(location, home) for location in others):
             return "another table is below it"
     except Refusal as refusal:
         return str(refusal)
     return ""
 
 
-def _is_local_inside(location: str, home: str) -> bool:
+def _is_below(location: str, home: str) -> bool:
     try:
         return is_inside(location, home)
     except Refusal:
@@ -347,19 +308,13 @@ def _is_local_inside(location: str, home: str) -> bool:
 def _files(dropped: Loaded) -> Iterator[str]:
     """Yield files so that what names others goes after them: a crash leaves what can be found."""
     metadata: dict[str, Any] = dropped.metadata
-    snapshots = metadata["snapshots"]
+    lists = [each["manifest-list"] for each in metadata["snapshots"] if "manifest-list" in each]
     has_gc = str(metadata["properties"].get(GC_ENABLED, "true")).lower() == "true"
-    manifests: dict[str, None] = {}
-    if snapshots:
-        for location, is_manifest in _reachable(snapshots, data_too=has_gc):
-            if is_manifest:
-                manifests[location] = None
-            else:
-                yield location
+    manifests: list[str] = []
+    for location in lists:
+        yield from _reachable(location, manifests, data_too=has_gc)
     yield from manifests
-    for snapshot in snapshots:
-        if snapshot.get("manifest-list"):
-            yield snapshot["manifest-list"]
+    yield from lists
     for item in (*metadata["statistics"], *metadata["partition-statistics"]):
         yield item["statistics-path"]
     for entry in metadata["metadata-log"]:
@@ -367,30 +322,19 @@ def _files(dropped: Loaded) -> Iterator[str]:
     yield dropped.location
 
 
-def _reachable(
-    snapshots: Iterable[dict[str, Any]], *, data_too: bool
-) -> Iterator[tuple[str, bool]]:
-    """Yield the data files and manifests of snapshots, and whether each is a manifest."""
+def _reachable(manifest_list: str, manifests: list[str], *, data_too: bool) -> Iterator[str]:
+    """Yield the data files of manifests that are not in `manifests` yet, and add these."""
     from pyiceberg.io.pyarrow import PyArrowFileIO
     from pyiceberg.manifest import read_manifest_list
 
     files = PyArrowFileIO()
-    seen: set[str] = set()
-    for snapshot in snapshots:
-        try:
-            listed = snapshot.get("manifest-list")
-            found = list(read_manifest_list(files.new_input(listed))) if listed else []
-            for manifest in found:
-                if manifest.manifest_path in seen:
-                    continue
-                seen.add(manifest.manifest_path)
-                if data_too:
-                    for entry in manifest.fetch_manifest_entry(files, discard_deleted=False):
-                        yield entry.data_file.file_path, False
-                yield manifest.manifest_path, True
-        except (OSError, ValueError) as error:
-            warn(
-                "catalog_purge_snapshot_unreadable",
-                snapshot=snapshot.get("snapshot-id"),
-                reason=error,
-            )
+    try:
+        for manifest in read_manifest_list(files.new_input(manifest_list)):
+            if manifest.manifest_path in manifests:
+                continue
+            manifests.append(manifest.manifest_path)
+            if data_too:
+                for entry in manifest.fetch_manifest_entry(files, discard_deleted=False):
+                    yield entry.data_file.file_path
+    except (OSError, ValueError) as error:
+        warn("catalog_purge_snapshot_unreadable", manifests=manifest_list, reason=error)

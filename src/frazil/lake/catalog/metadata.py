@@ -114,7 +114,7 @@ def new_table(
 ) -> Json:
     """Return the first metadata of a table: all ids are fresh, properties without reserved ones."""
     version = format_version_of(properties)
-    check_schema(schema, format_version=version)
+    check_schema(schema)
     known = column_ids(schema)
     fresh, renumbered = with_fresh_ids(schema)
     partition = bound_fields((spec or {}).get("fields", ()), known, renumbered, what="partition")

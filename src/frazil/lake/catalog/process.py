@@ -45,7 +45,6 @@ class CatalogOptions(msgspec.Struct, frozen=True, kw_only=True):
     run_directory: str
     db: str
     warehouse: str
-    host: str = "127.0.0.1"
     port: int = PORT_DEFAULT
     log_path: str = ""
     parent: int = 0

@@ -22,11 +22,8 @@ from frazil.struct_types import learnt
 if TYPE_CHECKING:
     from frazil.lake.catalog.files import Loaded
 
-__all__ = ["NAME", "ROUTES", "Answer", "Call", "Route"]
+__all__ = ["ROUTES", "Answer", "Call", "Route"]
 
-NAME: Final = "frazil"
-"""The catalog's name in the rows."""
-CHANGES_MAX: Final = 1000
 
 Body = TypeVar("Body")
 
@@ -134,12 +131,7 @@ def _json(value: object, status: int = 200) -> Answer:
 # ---------------------------------------------------------------------------- the whole
 def config(call: Call) -> Answer:
     """Tell a client what this catalog offers."""
-    wanted = call.query.get("warehouse", "").rstrip("/")
-    own = call.catalog.warehouse.location.rstrip("/")
-    if wanted.removeprefix("file://") not in {"", NAME, own, own.removeprefix("file://")}:
-        raise bad_request(
-            "warehouse is not known, leave it out or name the catalog", warehouse=wanted
-        )
+    del call
     endpoints = [
         f"{route.method} {route.path.replace('/v1/', '/v1/{prefix}/')}" for route in ROUTES[1:]
     ]
@@ -164,7 +156,7 @@ def create_namespace(call: Call) -> Answer:
 
 def _check_location(call: Call, properties: Mapping[str, str]) -> None:
     if "location" in properties:
-        call.catalog.warehouse.check(properties["location"])
+        call.catalog.check_location(properties["location"])
 
 
 def load_namespace(call: Call) -> Answer:
@@ -269,8 +261,6 @@ def commit_table(call: Call) -> Answer:
 def commit_transaction(call: Call) -> Answer:
     """Change several tables, all or none."""
     request = call.decoded(_CommitTransaction)
-    if len(request.table_changes) > CHANGES_MAX:
-        raise bad_request("transaction has too many tables", tables_max=CHANGES_MAX)
     changes = []
     for change in request.table_changes:
         if change.identifier is None:

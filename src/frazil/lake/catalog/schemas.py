@@ -26,15 +26,6 @@ Json: TypeAlias = dict[str, Any]
 
 PARTITION_FIELD_ID_FIRST: Final = 1000
 DEPTH_MAX: Final = 64
-VERSION_OF_TYPE: Final = {
-    "timestamp_ns": 3,
-    "timestamptz_ns": 3,
-    "unknown": 3,
-    "variant": 3,
-    "geometry": 3,
-    "geography": 3,
-}
-"""The format version that a type needs; 2 for all others."""
 
 
 def _nested(kind: object) -> Iterator[tuple[str, str, Any]]:
@@ -73,8 +64,8 @@ def id_highest(schema: Json) -> int:
     return max(column_ids(schema), default=0)
 
 
-def check_schema(schema: Json, *, format_version: int) -> None:
-    """Refuse a schema that no engine could read, or that the format version does not allow."""
+def check_schema(schema: Json) -> None:
+    """Refuse a schema that no engine could read."""
     if not isinstance(schema.get("fields"), list):
         raise bad_request("schema has no fields")
     seen: set[int] = set()
@@ -82,31 +73,14 @@ def check_schema(schema: Json, *, format_version: int) -> None:
         if number in seen:
             raise bad_request("schema has a field id twice", id=number)
         seen.add(number)
-        _check_type(kind, owner, format_version)
+        if not isinstance(kind, str) and (
+            not isinstance(kind, dict) or kind.get("type") not in {"struct", "list", "map"}
+        ):
+            raise bad_request("field has no type", field=owner.get("name", ""))
     _check_names(schema)
     for number in schema.get("identifier-field-ids") or ():
         if number not in seen:
             raise bad_request("identifier field is not in the schema", id=number)
-
-
-def _check_type(kind: object, owner: Json, format_version: int) -> None:
-    name = owner.get("name", "")
-    if isinstance(kind, str):
-        needed = VERSION_OF_TYPE.get(kind.partition("(")[0].strip(), 2)
-        if needed > format_version:
-            raise bad_request(
-                "type needs a higher format version",
-                field=name,
-                type=kind,
-                needs=needed,
-                format_version=format_version,
-            )
-    elif not isinstance(kind, dict) or kind.get("type") not in {"struct", "list", "map"}:
-        raise bad_request("field has no type", field=name)
-    if owner.get("initial-default") is not None and format_version < 3:
-        raise bad_request(
-            "default of a field needs format version 3", field=name, format_version=format_version
-        )
 
 
 def _check_names(kind: object) -> None:

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -33,10 +34,10 @@ from frazil.clock import SystemClock
 from frazil.errors import FrazilError, InvalidRequest, Unavailable, codes_of
 from frazil.fs import RealFileSystem, read_fully, write_fully
 from frazil.lake.catalog.address import CatalogAddress, remove_address, write_address
-from frazil.lake.catalog.files import Warehouse, local_path
+from frazil.lake.catalog.files import local_path
 from frazil.lake.catalog.process import READY, CatalogOptions
 from frazil.lake.catalog.refusals import OutcomeUnknown, Refusal, bad_request
-from frazil.lake.catalog.routes import NAME, ROUTES, Answer, Call
+from frazil.lake.catalog.routes import ROUTES, Answer, Call
 from frazil.lake.catalog.service import Catalog
 from frazil.lake.catalog.store import Store
 from frazil.lake.worker_client import step_back
@@ -65,28 +66,27 @@ TOKEN_CHARACTERS_MAX: Final = 4096
 DRAIN_SECONDS: Final = 5
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket at `port`, or at the next free one if it is taken.
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on loopback at `port`, or at the next free one if it is taken.
 
     Raises:
         Unavailable: none of the next ports is free.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     last: OSError | None = None
     for number in range(port, min(port + PORTS_TRIED, 65_536)) if port else (0,):
         # With the protocol named, asyncio switches off the delay of small packets: 40 ms each.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             # Two servers must not share a port, but one that died must not block its successor.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, number))
+            listener.bind(("127.0.0.1", number))
             listener.listen(128)
         except OSError as error:
             listener.close()
             last = error
-            continue
-        return listener
-    raise Unavailable("no port is free for the catalog", host=host, port=port, reason=last)
+        else:
+            return listener
+    raise Unavailable("no port is free for the catalog", port=port, reason=last)
 
 
 class _Server(uvicorn.Server):
@@ -95,8 +95,9 @@ class _Server(uvicorn.Server):
     The original raises the signal again at its end: the address file would not be removed.
     """
 
-    def capture_signals(self) -> contextlib.nullcontext[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def serve(options: CatalogOptions, *, listening: Callable[[CatalogAddress], None]) -> None:
@@ -111,18 +112,17 @@ def serve(options: CatalogOptions, *, listening: Callable[[CatalogAddress], None
     """
     file_system, clock = RealFileSystem(), SystemClock()
     with ExitStack() as stack:
-        warehouse = Warehouse(_location(options.warehouse))
-        store = Store(options.db, catalog=NAME, file_system=file_system)
+        warehouse = _location(options.warehouse)
+        store = Store(options.db, catalog="frazil", file_system=file_system)
         stack.callback(store.close)
-        file_system.make_directory(local_path(warehouse.location))
+        file_system.make_directory(local_path(warehouse))
         catalog = Catalog(store, file_system=file_system, clock=clock, warehouse=warehouse)
-        listener = stack.enter_context(listen(options.host, options.port))
-        host, port = listener.getsockname()[:2]
+        listener = stack.enter_context(listen(options.port))
         address = CatalogAddress(
-            uri=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}",
+            uri=f"http://127.0.0.1:{listener.getsockname()[1]}",
             token=token_of(f"{options.run_directory}/catalog.token"),
             pid=os.getpid(),
-            warehouse=warehouse.location,
+            warehouse=warehouse,
         )
         broken = threading.Event()
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from frazil.errors import Unavailable
 from frazil.lake.catalog.draft import Draft
-from frazil.lake.catalog.files import Loaded, MetadataFiles, Warehouse, purge
+from frazil.lake.catalog.files import Loaded, MetadataFiles, check_inside, purge
 from frazil.lake.catalog.metadata import (
     FORMAT_VERSION_DEFAULT,
     FORMAT_VERSIONS,
@@ -88,7 +88,7 @@ class Catalog:
     """
 
     def __init__(
-        self, store: Store, *, file_system: FileSystem, clock: Clock, warehouse: Warehouse
+        self, store: Store, *, file_system: FileSystem, clock: Clock, warehouse: str
     ) -> None:
         self.store = store
         self.warehouse = warehouse
@@ -96,6 +96,10 @@ class Catalog:
         self._clock = clock
         self._files = MetadataFiles(file_system=file_system, clock=clock, warehouse=warehouse)
         self._locks = [threading.Lock() for _number in range(LOCKS)]
+
+    def check_location(self, location: str) -> None:
+        """Refuse a location outside of the warehouse."""
+        check_inside(location, self.warehouse)
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1000
@@ -147,7 +151,7 @@ class Catalog:
         if self.store.location(namespace, name) is not None:
             raise already_exists("table already exists", table=f"{namespace}.{name}")
         root = location.rstrip("/") if location else self._new_location(namespace, name)
-        self.warehouse.check(root)
+        self.check_location(root)
         metadata = new_table(
             schema=schema,
             spec=spec,
@@ -166,7 +170,7 @@ class Catalog:
     def _new_location(self, namespace: str, name: str) -> str:
         """Return a location that no table had before, also after a rename or a drop."""
         given = self.store.namespace_properties(namespace).get("location")
-        parts = [self.warehouse.location, *map(path_part, levels(namespace))]
+        parts = [self.warehouse, *map(path_part, levels(namespace))]
         above = (given or "/".join(parts)).rstrip("/")
         return f"{above}/{path_part(name)}-{self._clock.random_bytes(4).hex()}"
 
@@ -177,8 +181,8 @@ class Catalog:
         if not self.store.has_namespace(namespace):
             raise no_namespace(namespace)
         loaded = self._files.load(metadata_location)
-        self.warehouse.check(str(loaded.metadata["location"]))
-        self.warehouse.check(metadata_location)
+        self.check_location(str(loaded.metadata["location"]))
+        self.check_location(metadata_location)
         with self._alone([f"{namespace}.{name}"]):
             current = self.store.location(namespace, name)
             if current is not None and not overwrite:
@@ -259,7 +263,7 @@ class Catalog:
             start,
             now_ms=self._now_ms(),
             is_new=base is None,
-            check_location=self.warehouse.check,
+            check_location=self.check_location,
         )
         draft.apply_all(change.updates)
         if base is not None and not draft.changed:

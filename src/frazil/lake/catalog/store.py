@@ -7,7 +7,6 @@ one the commit was built on. Other programs may write the same file: nothing rea
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -104,37 +103,25 @@ class Store:
     def __init__(self, path: str | None, *, catalog: str, file_system: FileSystem) -> None:
         self._catalog = catalog
         self._path = path or ":memory:"
-        self._writing_lock = threading.RLock()
+        self._lock = threading.RLock()
         with self._translated("open"):
             if path is not None and file_system.stat(path) is None:
                 with contextlib.suppress(FileExistsError):
                     file_system.open(path, "create").close()
-            self._writer = self._connected()
-            self._prepare()
-            # Readers have a connection of their own, so that none waits for a commit's fsync.
-            self._reader = self._writer if path is None else self._connected()
-        self._reading_lock = self._writing_lock if path is None else threading.RLock()
-
-    def _connected(self) -> apsw.Connection:
-        connection = apsw.Connection(self._path)
-        connection.set_busy_timeout(BUSY_TIMEOUT_MS)
-        connection.execute("PRAGMA journal_mode = wal")
-        connection.execute("PRAGMA synchronous = full")
-        return connection
-
-    def _prepare(self) -> None:
-        self._writer.execute("BEGIN IMMEDIATE")
-        self._writer.execute(_SCHEMA)
-        columns = [row[1] for row in self._writer.execute("PRAGMA table_info(iceberg_tables)")]
-        if "iceberg_type" not in columns:
-            self._writer.execute("ALTER TABLE iceberg_tables ADD COLUMN iceberg_type VARCHAR(5)")
-        self._writer.execute("COMMIT")
+            self._connection = connection = apsw.Connection(self._path)
+            connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+            connection.execute("PRAGMA journal_mode = wal")
+            connection.execute("PRAGMA synchronous = full")
+        with self._transaction():
+            connection.execute(_SCHEMA)
+            columns = [row[1] for row in connection.execute("PRAGMA table_info(iceberg_tables)")]
+            if "iceberg_type" not in columns:
+                connection.execute("ALTER TABLE iceberg_tables ADD COLUMN iceberg_type VARCHAR(5)")
 
     def close(self) -> None:
-        """Close the connections; committed rows stay."""
-        with self._writing_lock, self._reading_lock:
-            self._reader.close()
-            self._writer.close()
+        """Close the connection; committed rows stay."""
+        with self._lock:
+            self._connection.close()
 
     # --------------------------------------------------------------------- namespaces
     def create_namespace(self, namespace: str, properties: Mapping[str, str]) -> None:
@@ -321,14 +308,14 @@ class Store:
     # --------------------------------------------------------------------- connections
     @contextlib.contextmanager
     def _reading(self) -> Iterator[apsw.Connection]:
-        with self._reading_lock, self._translated("read"):
-            yield self._reader
+        with self._lock, self._translated("read"):
+            yield self._connection
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[apsw.Connection]:
         """Hold the file's write lock; commit at the end, or roll back."""
-        connection = self._writer
-        with self._writing_lock, self._translated("write"):
+        connection = self._connection
+        with self._lock, self._translated("write"):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield connection
@@ -356,10 +343,6 @@ class Store:
                 "catalog file is damaged", path=self._path, reason=error
             ) from error
         except (apsw.Error, OSError) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOENT:
-                raise Unavailable(
-                    "catalog file cannot be made, its directory is missing", path=self._path
-                ) from error
             raise Unavailable(
                 f"catalog file cannot be used to {verb}", path=self._path, reason=error
             ) from error

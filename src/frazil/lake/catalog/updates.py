@@ -16,20 +16,16 @@ __all__ = [
     "AddSortOrder",
     "AssignUuid",
     "RemovePartitionSpecs",
-    "RemovePartitionStatistics",
     "RemoveProperties",
     "RemoveSchemas",
     "RemoveSnapshotRef",
     "RemoveSnapshots",
-    "RemoveStatistics",
     "SetCurrentSchema",
     "SetDefaultSortOrder",
     "SetDefaultSpec",
     "SetLocation",
-    "SetPartitionStatistics",
     "SetProperties",
     "SetSnapshotRef",
-    "SetStatistics",
     "Update",
     "UpgradeFormatVersion",
 ]
@@ -135,31 +131,6 @@ class RemoveProperties(_Update, tag="remove-properties"):
     removals: list[str]
 
 
-class SetStatistics(_Update, tag="set-statistics"):
-    """Set the statistics file of a snapshot."""
-
-    statistics: dict[str, Any]
-    snapshot_id: int | None = None
-
-
-class RemoveStatistics(_Update, tag="remove-statistics"):
-    """Drop the statistics file of a snapshot."""
-
-    snapshot_id: int
-
-
-class SetPartitionStatistics(_Update, tag="set-partition-statistics"):
-    """Set the partition statistics file of a snapshot."""
-
-    partition_statistics: dict[str, Any]
-
-
-class RemovePartitionStatistics(_Update, tag="remove-partition-statistics"):
-    """Drop the partition statistics file of a snapshot."""
-
-    snapshot_id: int
-
-
 class RemovePartitionSpecs(_Update, tag="remove-partition-specs"):
     """Forget specs that no file uses any more."""
 
@@ -188,10 +159,6 @@ Update: TypeAlias = (
     | SetLocation
     | SetProperties
     | RemoveProperties
-    | SetStatistics
-    | RemoveStatistics
-    | SetPartitionStatistics
-    | RemovePartitionStatistics
     | RemovePartitionSpecs
     | RemoveSchemas
 )

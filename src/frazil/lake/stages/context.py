@@ -43,8 +43,7 @@ class Context:
     """One plan from given offsets on.
 
     `schema` has the topic's columns at the plan's schema version, `table` those of the table.
-    `raw` is true if the footers leave doubt whether all values fit. `ratio` is how many bytes a
-    byte of staged files becomes in the table.
+    `raw` is true if the footers leave doubt whether all values fit.
     """
 
     plan: Plan
@@ -52,7 +51,6 @@ class Context:
     table: T.StructType
     from_offsets: Ends
     raw: bool = False
-    ratio: float = 1.0
     target_file_bytes: int = 128 << 20
 
     @property

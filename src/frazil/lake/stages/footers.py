@@ -23,14 +23,7 @@ if TYPE_CHECKING:
     from frazil.lake.plan import StagedFile
     from frazil.lake.stages.context import Source
 
-__all__ = ["StagedFacts", "staged_facts"]
-
-
-class StagedFacts(NamedTuple):
-    """The rows of a plan's sources, and whether any value of them may not fit its column."""
-
-    rows: int
-    doubtful: bool
+__all__ = ["staged_facts"]
 
 
 class _Leaf(NamedTuple):
@@ -41,8 +34,8 @@ class _Leaf(NamedTuple):
     required: bool
 
 
-def staged_facts(sources: Iterable[Source], schema: pa.Schema) -> StagedFacts:
-    """Read the footers of all files.
+def staged_facts(sources: Iterable[Source], schema: pa.Schema) -> tuple[int, bool]:
+    """Read the footers of all files: the rows, and whether any value may not fit its column.
 
     Raises:
         CorruptionError: a file is gone, damaged, or not the one that was planned.
@@ -55,7 +48,7 @@ def staged_facts(sources: Iterable[Source], schema: pa.Schema) -> StagedFacts:
             footer = _footer(file, schema)
             rows += _rows(file, source)
             doubtful = doubtful or any(_is_open(footer, leaf) for leaf in watched)
-    return StagedFacts(rows, doubtful)
+    return rows, doubtful
 
 
 def _watched(schema: pa.Schema) -> Iterator[_Leaf]:

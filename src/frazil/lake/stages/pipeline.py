@@ -44,13 +44,12 @@ def run_stages(frame: DataFrame, context: Context, stages: tuple[Stage, ...]) ->
 
 
 class SparkStages:
-    """Judges plans with Spark; see `frazil.lake.commit.Stages`.
+    """Judges plans with Spark: the pipeline before a commit. Nothing is written.
 
     Args:
         spark: the session, in UTC.
         columns: gives the columns of a table as they are now.
         target_file_bytes: the size that files of a table shall have.
-        ratios: how many bytes a staged byte became in the last commit of each table.
     """
 
     def __init__(
@@ -59,12 +58,10 @@ class SparkStages:
         columns: Callable[[TableName], T.StructType],
         *,
         target_file_bytes: int,
-        ratios: dict[TableName, float] | None = None,
     ) -> None:
         self._spark = spark
         self._columns = columns
         self._target_file_bytes = target_file_bytes
-        self.ratios = ratios if ratios is not None else {}
 
     def verdict(self, plan: Plan, from_offsets: Ends) -> Verdict:
         """Judge a plan's records; of a part that `from_offsets` has not, none.
@@ -76,21 +73,20 @@ class SparkStages:
             InvalidRequest: the table has not got the topic's columns.
         """
         schema = decode_schema(plan.schema)
-        facts = staged_facts(sources_of(plan, from_offsets), schema)
+        count, doubtful = staged_facts(sources_of(plan, from_offsets), schema)
         context = Context(
             plan=plan,
             schema=schema,
             table=self._columns(plan.table),
             from_offsets=from_offsets,
-            raw=facts.doubtful,
-            ratio=self.ratios.get(plan.table, 1.0),
+            raw=doubtful,
             target_file_bytes=self._target_file_bytes,
         )
         check_columns(context)
         staged = read_staged(self._spark, context)
         rows = run_stages(staged, context, STAGES)
         if not context.raw:
-            return Verdict(rows, None, facts.rows, facts.rows, 0, 0)
+            return Verdict(rows, None, count, count, 0, 0)
         found = validate(staged, context).agg(F.count(F.lit(1)), F.count(by_name(REJECT))).first()
         assert found is not None
         count, rejected = int(found[0]), int(found[1])

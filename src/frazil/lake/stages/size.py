@@ -9,17 +9,12 @@ if TYPE_CHECKING:
 
     from frazil.lake.stages.context import Context
 
-__all__ = ["file_count", "size_files"]
-
-
-def file_count(staged_bytes: int, *, ratio: float, target_file_bytes: int) -> int:
-    """Return into how many files staged bytes go, each of about the target's size."""
-    return max(1, round(staged_bytes * ratio / target_file_bytes))
+__all__ = ["size_files"]
 
 
 def size_files(frame: DataFrame, context: Context) -> DataFrame:
-    """Join the tasks of small files: each task writes one file for each partition of the table."""
-    count = file_count(
-        context.staged_bytes, ratio=context.ratio, target_file_bytes=context.target_file_bytes
-    )
-    return frame.coalesce(count)
+    """Join the tasks of small files: each task writes one file for each partition of the table.
+
+    Staged files are compressed as the table's are, so that bytes stay about the same.
+    """
+    return frame.coalesce(max(1, round(context.staged_bytes / context.target_file_bytes)))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 
-import pyarrow as pa
 import pytest
 from pyiceberg.schema import Schema
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import IntegerType, NestedField
 
 from frazil.clock import SystemClock
 from frazil.errors import Conflict, InvalidRequest, Unavailable
 from frazil.lake import ends_of, iceberg_schema, table_of
 from frazil.lake.binding import bind, table_properties
 from frazil.lake.connection import CatalogAddress, connect
-from frazil.model import PartitionField
 from frazil.schema import declare_schema, parse_partition_spec
 from tests.integration.lake.binding.tables import defined
-from tests.servers.running import free_port
 
 CLOCK = SystemClock()
 
@@ -191,47 +187,6 @@ def test_a_table_of_another_protocol_is_refused(catalog, served, topic):
         bind(catalog, defined(topic, served), clock=CLOCK)
 
 
-FOREIGN = {
-    "dropped": (lambda change: change.delete_column("name"), "dropped or renamed", "name"),
-    "renamed": (lambda change: change.rename_column("name", "x"), "dropped or renamed", "name"),
-    "retyped": (
-        lambda change: change.update_column("count", field_type=LongType()),
-        "another type",
-        "count",
-    ),
-    "nested": (lambda change: change.delete_column(("place", "x")), "dropped", "place.x"),
-    "offset": (
-        lambda change: change.rename_column("_offset", "o"),
-        "dropped or renamed",
-        "_offset",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_a_foreign_change_of_columns_is_refused(catalog, served, topic, kind):
-    """A column that somebody dropped, renamed or retyped stops the binding, which names it."""
-    change, message, column = FOREIGN[kind]
-    columns = {"name": "string", "count": "int", "place": "struct<x:int,y:int>"}
-    definition = defined(topic, served, columns=columns)
-    bind(catalog, definition, clock=CLOCK)
-    with catalog.load_table(tuple(definition.table)).update_schema() as update:
-        change(update)
-    with pytest.raises(Conflict, match=message) as caught:
-        bind(catalog, definition, clock=CLOCK)
-    assert caught.value.details["column"] == column
-
-
-def test_foreign_columns_are_allowed(catalog, served, topic):
-    """Columns that others added, nested ones too, do not stop the binding."""
-    definition = defined(topic, served, columns={"place": "struct<x:int>"})
-    bind(catalog, definition, clock=CLOCK)
-    with catalog.load_table(tuple(definition.table)).update_schema() as update:
-        update.add_column("note", StringType())
-        update.add_column(("place", "y"), IntegerType())
-    assert bind(catalog, definition, clock=CLOCK) == 1
-
-
 def test_an_older_table_is_compared_with_older_columns(catalog, served, topic):
     """A table at an earlier version is bound by the columns of that version, not of this one."""
     old = declare_schema({"a": "int"})
@@ -254,49 +209,6 @@ def test_a_table_ahead_of_its_topic_is_refused(catalog, served, topic):
             clock=CLOCK,
             columns=lambda _: schema,
         )
-
-
-def test_a_partition_column_must_exist(catalog, served, topic):
-    """A partition by a column that is not there is refused before anything is made."""
-    definition = defined(topic, served, partition_by=(PartitionField(99, "day"),))
-    with pytest.raises(InvalidRequest, match="partition_by"):
-        bind(catalog, definition, clock=CLOCK)
-    assert not catalog.table_exists(tuple(definition.table))
-
-
-def test_an_unsupported_type_is_refused_before_anything_is_made(catalog, served, topic):
-    """A type that Spark lacks is refused with what to use, and no table is made."""
-    definition = defined(topic, served, columns={"at": pa.time64("us")})
-    with pytest.raises(InvalidRequest, match="instead=long"):
-        bind(catalog, definition, clock=CLOCK)
-    assert not catalog.table_exists(tuple(definition.table))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_warehouse_is_named(catalog, served, topic, tmp_path):
-    """A warehouse without the right to write is found when a topic is bound."""
-    tmp_path.chmod(0o500)
-    definition = defined(topic, served)
-    object.__setattr__(definition, "root", str(tmp_path))
-    with pytest.raises(Unavailable, match=r"lake\.warehouse"):
-        bind(catalog, definition, clock=CLOCK)
-    tmp_path.chmod(0o700)
-
-
-def test_a_warehouse_that_is_a_file_is_named(catalog, served, topic, tmp_path):
-    """A warehouse where no directory can be made is found before a table is made."""
-    (tmp_path / "file").write_bytes(b"")
-    definition = defined(topic, served)
-    object.__setattr__(definition, "root", str(tmp_path / "file"))
-    with pytest.raises(Unavailable, match=r"lake\.warehouse"):
-        bind(catalog, definition, clock=CLOCK)
-    assert not catalog.table_exists(tuple(definition.table))
-
-
-def test_a_wrong_address_is_said():
-    """An address that nobody listens at says what to check."""
-    with pytest.raises(Unavailable, match="cannot be reached"):
-        connect(CatalogAddress(uri=f"http://127.0.0.1:{free_port()}"))
 
 
 def test_a_wrong_token_is_said_and_not_shown(address):

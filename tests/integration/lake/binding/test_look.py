@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update import AddSnapshotUpdate, SetSnapshotRefUpdate
 
 from frazil.clock import SystemClock
-from frazil.errors import Conflict, CorruptionError, NotFound, Unavailable
+from frazil.errors import Conflict, NotFound, Unavailable
 from frazil.lake import TableName, table_of
 from frazil.lake.binding import bind
-from frazil.lake.connection import connect
 from frazil.lake.table_state import look
 from tests.integration.lake.binding.tables import TIME, append, defined
 
 CLOCK = SystemClock()
 END = "frazil.offset-end"
-_SUMMARY_KEYS = (
-    "frazil.rows-in",
-    "frazil.rows-out",
-    "frazil.rows-rejected",
-    "frazil.rows-dropped",
-    "added-data-files",
-    "added-records",
-    "added-files-size",
-    "total-records",
-    "total-files-size",
-    "total-data-files",
-    "total-delete-files",
-    "total-position-deletes",
-    "total-equality-deletes",
-    "changed-partition-count",
-    "app-id",
-    "spark.app.id",
-    "engine-version",
-    "iceberg-version",
-)
 
 
 def bound_table(catalog, served, topic, **options):
@@ -49,30 +26,6 @@ def expire_all_but_last(table):
     newest = table.metadata.current_snapshot_id
     old = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id != newest]
     table.maintenance.expire_snapshots().by_ids(old).commit()
-
-
-def test_a_new_table_has_nothing(catalog, served, topic):
-    """A table without rows has no snapshot, no mark but the property, and no bound."""
-    view = look(catalog, bound_table(catalog, served, topic))
-    assert view.sid is None
-    assert view.summary_ends is None
-    assert view.property_ends == {-1: 0}
-    assert view.bound_ends == {}
-    assert (view.snapshots, view.commits_since_property, view.schema_version) == (0, 0, 1)
-    assert view.metadata_bytes > 500
-
-
-def test_the_newest_mark_counts(catalog, served, topic):
-    """The watermark is that of the newest summary, also behind snapshots without any."""
-    table = bound_table(catalog, served, topic)
-    append(catalog, table, [(-1, 0)], **{END: "1"})
-    append(catalog, table, [(-1, 1)], **{END: "2"})
-    found = append(catalog, table, [(-1, 9)])
-    view = look(catalog, table)
-    assert view.sid == found.metadata.current_snapshot_id
-    assert view.summary_ends == {-1: 2}
-    assert view.bound_ends == {}
-    assert view.snapshots == 3
 
 
 def test_a_branch_does_not_count(catalog, served, topic):
@@ -172,26 +125,6 @@ def test_a_wide_table_keeps_its_bound(catalog, served, topic):
     assert look(catalog, table).bound_ends == {-1: 13}
 
 
-def test_commits_since_the_property(catalog, served, topic):
-    """Counted are the snapshots since the one that the property's mark was true at."""
-    table = bound_table(catalog, served, topic)
-    for offset in range(4):
-        append(catalog, table, [(-1, offset)], **{END: str(offset + 1)})
-    assert look(catalog, table).commits_since_property == 4
-    with catalog.load_table(tuple(table)).transaction() as changes:
-        changes.set_properties({END: "3"})
-    assert look(catalog, table).commits_since_property == 1
-
-
-def test_a_mark_that_is_no_number_is_damage(catalog, served, topic):
-    """A property that somebody spoilt is told as damage, not taken for zero."""
-    table = bound_table(catalog, served, topic)
-    with catalog.load_table(tuple(table)).transaction() as changes:
-        changes.set_properties({END: "many"})
-    with pytest.raises(CorruptionError, match="cannot be read"):
-        look(catalog, table)
-
-
 def test_a_table_without_offsets_is_refused(catalog, served, topic):
     """Where the column of offsets is gone there is no bound to fall back upon."""
     table = bound_table(catalog, served, topic)
@@ -217,53 +150,3 @@ def test_lost_files_are_unavailable(catalog, served, topic, tmp_path):
     found.io.delete(found.current_snapshot().manifest_list)
     with pytest.raises(Unavailable, match=r"lake\.warehouse"):
         look(catalog, table)
-
-
-def test_a_look_makes_no_object_of_pyiceberg_of_500_snapshots(served, address, topic, monkeypatch):
-    """A look reads what it needs of the metadata: PyIceberg's model of it takes ten times as long."""
-    catalog = connect(address)
-    table = bound_table(catalog, served, topic)
-    for offset in range(3):
-        append(catalog, table, [(-1, offset)], **{END: str(offset + 1)})
-    _grow(catalog, table, 500)
-    made, make = [], Summary.__init__
-
-    def counted(self, *arguments, **fields):
-        made.append(1)
-        make(self, *arguments, **fields)
-
-    monkeypatch.setattr(Summary, "__init__", counted)
-    assert look(catalog, table).snapshots == 500
-    assert made == []
-    # They are made where PyIceberg reads the table itself, so they would have been counted.
-    assert len(catalog.load_table(tuple(table)).metadata.snapshots) == 500
-    assert len(made) >= 500
-
-
-def _grow(catalog, table, count):
-    """Give a table snapshots with summaries as Spark writes them, in one commit."""
-    found = catalog.load_table(tuple(table))
-    head = found.current_snapshot()
-    updates = []
-    for number in range(count - len(found.metadata.snapshots)):
-        summary = Summary(
-            Operation.APPEND,
-            **{f"{key}": str(number) for key in _SUMMARY_KEYS},
-            **{END: str(number + 10)},
-        )
-        head = head.model_copy(
-            update={
-                "parent_snapshot_id": head.snapshot_id,
-                "snapshot_id": head.snapshot_id + 1,
-                "sequence_number": head.sequence_number + 1,
-                "timestamp_ms": head.timestamp_ms + 1,
-                "summary": summary,
-            }
-        )
-        updates.append(AddSnapshotUpdate(snapshot=head))
-    updates.append(
-        SetSnapshotRefUpdate.model_validate(
-            {"ref-name": "main", "type": "branch", "snapshot-id": head.snapshot_id}
-        )
-    )
-    catalog.commit_table(found, (), tuple(updates))
