@@ -87,7 +87,7 @@ class Deliveries:
         """Return what is counted of all open subscriptions, for metrics; on the loop's thread."""
         some = self.subscriptions
         statuses = [each.status() for each in some]
-        totals = dict.fromkeys(Counts.__slots__, 0)
+        totals = dict.fromkeys(Counts.__struct_fields__, 0)
         for each in (*(one.counts for one in some), self._past):
             for name in totals:
                 totals[name] += getattr(each, name)
@@ -346,7 +346,7 @@ class Deliveries:
             return
         if all(each.feed is not found.feed for each in self._open.values()):
             self._forget_feed(found.feed)
-        for each in Counts.__slots__:
+        for each in Counts.__struct_fields__:
             setattr(self._past, each, getattr(self._past, each) + getattr(found.counts, each))
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import attrs
+import msgspec
 
 from frazil.errors import Closed, FrazilError, NotFound
 from frazil.subscribe.cursors import HOLD_PREFIX
@@ -48,8 +49,6 @@ TURNS_MAX: Final = 2
 """How often one subscription reads on before others have their turn."""
 RETRY_S: Final = 1.0
 REST_CHECK_S: Final = 0.002
-MOVING_RETRY_S: Final = 0.05
-"""When to look again for records that are moving from one tier to the next."""
 BAD_NOTICES: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED})
 
 Answer = Callable[[FrazilError | None], None]
@@ -89,21 +88,19 @@ class Keeper(Protocol):
         """Return for how long the program has had a record, None if it did not take it yet."""
 
 
-class Counts:
+class Counts(msgspec.Struct):
     """Counters of a subscription since it was opened.
 
     `missed` are records that expired by a full quota before they were delivered.
     """
 
-    __slots__ = (
-        *("acked", "dead_letters", "delivered", "dropped"),
-        *("missed", "nacked", "redelivered"),
-    )
-
-    def __init__(self) -> None:
-        self.delivered = self.redelivered = 0
-        self.acked = self.nacked = 0
-        self.dead_letters = self.dropped = self.missed = 0
+    acked: int = 0
+    dead_letters: int = 0
+    delivered: int = 0
+    dropped: int = 0
+    missed: int = 0
+    nacked: int = 0
+    redelivered: int = 0
 
 
 def answer_each(dones: list[Answer], error: FrazilError | None) -> None:
@@ -547,10 +544,7 @@ class Subscription:
             return
         if not isinstance(found, FrazilError):
             self._damage = None
-            if self.feed.get(offset) is not None:
-                self._schedule()
-            else:
-                self._loop.call_later(MOVING_RETRY_S, self._schedule)
+            self._schedule()
             return
         first = found.details.get("offset_first")
         if isinstance(found, NotFound) and isinstance(first, int):
@@ -622,10 +616,6 @@ class Subscription:
             # It was read for a dispatch from before a reset.
             return
         if not isinstance(found, FrazilError):
-            if offset not in found:
-                # It is moving from one tier to the next.
-                self._loop.call_later(MOVING_RETRY_S, self._read_again, dispatch)
-                return
             # At once: the next read may evict it from the cache.
             self._load(dispatch, found)
         elif offset in dispatch.reading:
@@ -669,8 +659,6 @@ class Subscription:
     def _report(self, notice: Notice) -> None:
         """Log a notice; skipped records only once until a consumer comes or leaves."""
         kind = notice.kind
-        if kind is NoticeKind.DISPLACED:
-            return
         facts: dict[str, object] = {}
         if kind is NoticeKind.SKIPPED:
             if kind.value in self._warned:

@@ -369,7 +369,7 @@ def test_a_policy_that_was_stored_with_a_bare_name_is_used(tmp_path):
         consumer = Collector(found, acks=False)
         await until(lambda: consumer.got == [0])
         await consumer.nack(0)
-        await until(lambda: found.status().acked_below == 1)
+        await until(lambda: found.status().cursor.acked_below == 1)
         assert DEAD in db.topics()
 
     run(tmp_path, work)

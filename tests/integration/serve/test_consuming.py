@@ -199,7 +199,7 @@ def test_a_nacked_record_comes_again(tmp_path):
             again = await reader.next()
             await reader.consumer.ack(again)
             subscription = world.deliveries.find(TOPIC, "s")
-            return first, others, again, subscription.status().acked_below
+            return first, others, again, subscription.status().cursor.acked_below
 
     first, others, again, acked_below = run(scene)
     assert payloads(others) == [b"1", b"2"]
@@ -299,7 +299,7 @@ def test_what_a_lost_consumer_had_goes_to_another_once(tmp_path):
 
     theirs, given, status = run(scene)
     assert given == theirs
-    assert (status.acked_below, status.unacked) == (8, 0)
+    assert (status.cursor.acked_below, status.unacked) == (8, 0)
 
 
 def test_the_same_consumer_comes_again_with_the_oldest_record_first(tmp_path):
