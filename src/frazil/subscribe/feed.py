@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from decimal import Decimal
@@ -168,6 +169,7 @@ class TopicFeed:
         self.runtime = runtime
         self._cache = cache
         self._loop = loop
+        self._thread = threading.get_ident()
         self._executor = executor
         self._chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
@@ -200,6 +202,9 @@ class TopicFeed:
             # It was a control frame, such as an ack.
             return
         self._visible = state.visible
+        if threading.get_ident() == self._thread:
+            self._loop.call_soon(self._news, state.visible)
+            return
         # The loop may be closed by then, and an error in the journal's thread is fatal.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._news, state.visible)

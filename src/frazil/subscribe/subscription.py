@@ -353,7 +353,8 @@ class Subscription:
 
     def _journal(self, change: Change, calls: Sequence[tuple[AnswerAll, list[Any]]] = ()) -> None:
         self._under_way += 1
-        self._cursor_writer.add(self.name, change, partial(self._written, change, calls))
+        answer = partial(self._written, change, calls)
+        self._cursor_writer.add(self.feed.runtime, self.name, change, answer)
 
     def _written(
         self,

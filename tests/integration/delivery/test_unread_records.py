@@ -269,7 +269,7 @@ def test_what_is_acked_while_it_is_read_goes_once_if_the_ack_is_refused(tmp_path
     run(tmp_path, work)
 
 
-def refuse_later(_writer, _name, _change, answer):
+def refuse_later(_writer, _runtime, _name, _change, answer):
     """Refuse a change as a journal without room does."""
     asyncio.get_running_loop().call_soon(answer, Unavailable("the disk is full"))
 
