@@ -728,6 +728,8 @@ class Dispatch:
                 # The room of the consumers is for records that are being read.
                 return
             messages, size_bytes = self._window()
+            if messages <= 0 or size_bytes <= 0:
+                return
             hands, special = schedule.assign_new(
                 messages=messages,
                 size_bytes=size_bytes,

@@ -295,8 +295,9 @@ class Subscription:
         if calls is not None:
             calls.append(call)
             return
+        if not self._ack_calls:
+            self._loop.call_soon(self._settle)
         self._ack_calls[answer] = [call]
-        self._schedule()
 
     def nack(self, offset: int, done: Answer, *, delay_ms: int = 0, reason: str = "") -> None:
         """Give a record back; `done` is called when that is durable, or refused."""
@@ -331,6 +332,9 @@ class Subscription:
         self._schedule()
 
     def _settle(self) -> None:
+        """Settle what was acked in this turn; nothing can be delivered before that is durable."""
+        if self._is_resting or not self._ack_calls:
+            return
         offsets, self._acks = self._acks, []
         calls, self._ack_calls = list(self._ack_calls.items()), {}
         self.counts.acked += len(offsets)
@@ -408,8 +412,6 @@ class Subscription:
         if self.end_error is not None or self._is_resting:
             return
         now_ms = int(self._time() * 1000 + 0.001)
-        if self._acks:
-            self._settle()
         dispatch, is_by_key = self._dispatch, self.kind is SubscriptionType.KEY_SHARED
         if self._keepers:
             self._spare_unseen(now_ms)
@@ -424,7 +426,7 @@ class Subscription:
                 else:
                     self._act(action)
             # A consumer may have room for more than the held records.
-            if not is_filled and (not held or dispatch.held >= held):
+            if self._is_following or (not is_filled and (not held or dispatch.held >= held)):
                 break
         else:
             self._schedule()
@@ -513,6 +515,8 @@ class Subscription:
         missed = chunk.expired_in(offset, end) if chunk.expired else 0
         if missed:
             self.note_missed(missed)
+        if end >= feed.head:
+            self._follow(end)
         return True
 
     # -- reading ---------------------------------------------------------------------------------
@@ -526,9 +530,13 @@ class Subscription:
             self.feed.request(offset, partial(self._was_read, offset))
         else:
             self._damage = None
-            if not self._is_following:
-                self._is_following = True
-                self.feed.follow(self._has_news, offset)
+            self._follow(offset)
+
+    def _follow(self, offset: int) -> None:
+        """Have the feed tell when there are records from `offset` on."""
+        if not self._is_following:
+            self._is_following = True
+            self.feed.follow(self._has_news, offset)
 
     def _has_news(self) -> None:
         self._is_following = False
@@ -694,8 +702,7 @@ class Subscription:
 
     async def rest(self) -> None:
         """Stop delivering, and wait until all acks that came are durable."""
-        if self._acks:
-            self._settle()
+        self._settle()
         self._is_resting = True
         # Dead letters, too: they belong to the place before the reset.
         while self._under_way or self._dead_letters.tasks:  # noqa: ASYNC110 - for two reasons, and rare
@@ -716,6 +723,7 @@ class Subscription:
             self._is_reading_again = False
             for keeper in self._keepers.values():
                 keeper.revoked(None)
+        self._settle()
         self._call_postponed()
         self._schedule()
 
