@@ -142,8 +142,8 @@ class Journal:
         self.world = world
         self.is_cut_off = False
 
-    def add(self, name, change, answer):
-        del name
+    def add(self, runtime, name, change, answer):
+        del runtime, name
         if change.cause is Cause.TIMEOUT:
             # They wait for their back-off, also if their consumer leaves meanwhile.
             self.world.timed_out |= set(change.offsets)

@@ -460,7 +460,7 @@ class Specification:
                 self.dues[offset] = due
 
     def confirmed(self, change):
-        done = set(change.offsets) if change.is_settling else set()
+        done = set() if change.attempts else set(change.offsets)
         self.settling -= done
         self.blocked -= done
         self.returned -= done
@@ -472,7 +472,7 @@ class Specification:
             self.held_back.update(dict.fromkeys(set(change.offsets) - self.settled, due))
         if change.cause is Cause.NACK:
             self._nack_failed(change.offsets[0], now)
-        if not change.is_settling:
+        if change.attempts:
             return
         for offset in change.offsets:
             self.settling.discard(offset)

@@ -1,8 +1,12 @@
-"""The one thread that owns a journal: it takes all that waits, commits it, and wakes the waiters."""
+"""The thread that owns a journal: it takes all that waits, commits it, and wakes the waiters.
+
+While it sleeps, `commit_here` lets another thread own the journal for one group.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from frazil.config import LogSettings
-    from frazil.log.codec import Entry, Waiter
+    from frazil.log.codec import Deliver, Entry, Waiter
     from frazil.log.journal import Journal
 
 TICK_GROUPS: Final = 256
@@ -24,6 +28,10 @@ QUEUE_RECORDS_MAX: Final = 100_000
 """So many records may wait for the writer."""
 QUEUE_WAIT_S: Final = 5.0
 """A publish waits so long for room in the queue before it is refused."""
+HERE_S_MAX: Final = 0.002
+"""A caller commits on its own thread only if the last groups took no longer than this."""
+TICK_S_MAX: Final = 0.1
+"""After such a commit the journal's thread looks within this time for what is due."""
 
 
 class Pending:
@@ -74,6 +82,12 @@ class Committer:
         self._wake.acquire()
         self._sleeping = False
         self._stopping = False
+        self._owner = threading.Lock()
+        """Held by the thread that uses the journal."""
+        self._tick_s = 0.0
+        """When the journal's thread wakes by itself."""
+        self._usual_s = 0.0
+        """About how long the last groups took."""
         self._space_waiters: list[Callable[[], None]] = []
         self.seconds: deque[float] = deque(maxlen=SECONDS_KEPT)
         """How long the last groups took, from the queue to their acks."""
@@ -134,6 +148,40 @@ class Committer:
                 self._wake.release()
         return True
 
+    def commit_here(self, entries: list[Entry]) -> bool:
+        """Commit entries on the caller's thread, their loop's, unless other work waits.
+
+        A lone record needs no other thread: two of them would have to be woken for it. Returns
+        False if nothing was done: then `submit` the entries.
+        """
+        if not self._sleeping or self._usual_s > HERE_S_MAX or self.journal.failed is not None:
+            return False
+        if not self._owner.acquire(blocking=False):
+            return False
+        answered: list[tuple[list[Waiter], Sequence[Any]]] = []
+        try:
+            if self._entries or self._tasks or self._stopping or not self.journal.has_room(entries):
+                return False
+            try:
+                self._commit(entries, lambda *answers: answered.append(answers))
+            except BaseException as error:  # noqa: BLE001 - any bug is a fail-stop, as in `_run`
+                self.journal.fail(error)
+                waiters = [entry[5] for entry in entries]
+                answered.append((waiters, [self._unknown()] * len(waiters)))
+            if self.journal.clock.monotonic() + TICK_S_MAX < self._tick_s:
+                with self._lock:
+                    self._wake_thread()
+        finally:
+            self._owner.release()
+        for waiters, results in answered:
+            settle_futures(waiters, results)
+        return True
+
+    def _wake_thread(self) -> None:
+        if self._sleeping:
+            self._sleeping = False
+            self._wake.release()
+
     def submit_waiting(self, *entries: Entry) -> None:
         """Put entries into the queue, waiting for room as long as the settings allow.
 
@@ -186,21 +234,18 @@ class Committer:
             if self._stopping:
                 raise self.journal.closed_error()
             self._tasks.append((function, pending))
-            if self._sleeping:
-                self._sleeping = False
-                self._wake.release()
+            self._wake_thread()
         return pending.result(timeout_s)
 
     def stop(self) -> None:
         """Commit what waits, close the journal, end the thread."""
         with self._lock:
             self._stopping = True
-            if self._sleeping:
-                self._sleeping = False
-                self._wake.release()
+            self._wake_thread()
         if self._thread.is_alive():
             self._thread.join()
-        self.journal.close()
+        with self._owner:
+            self.journal.close()
 
     # -- the thread ------------------------------------------------------------------------------
 
@@ -208,14 +253,12 @@ class Committer:
         entries: list[Entry] = []
         tasks: list[tuple[Callable[[], Any], Pending]] = []
         groups = 0
-        monotonic, note = self.journal.clock.monotonic, self.seconds.append
+        self._owner.acquire()
         try:
             while True:
                 entries, tasks = self._take()
                 if entries:
-                    begun = monotonic()
-                    self.journal.commit(entries, deliver)
-                    note(monotonic() - begun)
+                    self._commit(entries, deliver)
                     entries = []
                     groups += 1
                     if groups % TICK_GROUPS == 0:
@@ -232,6 +275,16 @@ class Committer:
                 # Nobody takes from the queue any more: later calls are refused at the door.
                 self._stopping = True
             self._refuse_rest(entries, tasks)
+        finally:
+            self._owner.release()
+
+    def _commit(self, entries: list[Entry], answer: Deliver) -> None:
+        monotonic = self.journal.clock.monotonic
+        begun = monotonic()
+        self.journal.commit(entries, answer)
+        took_s = monotonic() - begun
+        self.seconds.append(took_s)
+        self._usual_s += (took_s - self._usual_s) / 8
 
     def _take(self) -> tuple[list[Entry], list[tuple[Callable[[], Any], Pending]]]:
         with self._lock:
@@ -254,8 +307,13 @@ class Committer:
                 return False
             self._sleeping = True
         timeout = self.journal.tick()
-        if self._wake.acquire(timeout=-1 if timeout is None else max(timeout, 0.001)):
-            return True
+        self._tick_s = math.inf if timeout is None else self.journal.clock.monotonic() + timeout
+        self._owner.release()
+        try:
+            if self._wake.acquire(timeout=-1 if timeout is None else max(timeout, 0.001)):
+                return True
+        finally:
+            self._owner.acquire()
         with self._lock:
             if not self._sleeping:
                 # It was woken between the time-out and here: take that signal off again.
@@ -269,15 +327,17 @@ class Committer:
         rest, tasks = self._take()
         error = self.journal.closed_error()
         # Entries that were taken may have been written before the bug struck.
-        unknown = Unavailable(
+        deliver([entry[5] for entry in entries], [self._unknown()] * len(entries))
+        deliver([entry[5] for entry in rest], [error] * len(rest))
+        for _function, pending in (*taken, *tasks):
+            pending.settle(error)
+
+    def _unknown(self) -> Unavailable:
+        return Unavailable(
             "the journal was closed by a bug; whether the records are durable is unknown",
             outcome="unknown",
             cause=repr(self.journal.failed),
         )
-        deliver([entry[5] for entry in entries], [unknown] * len(entries))
-        deliver([entry[5] for entry in rest], [error] * len(rest))
-        for _function, pending in (*taken, *tasks):
-            pending.settle(error)
 
 
 def _run_task(function: Callable[[], Any], pending: Pending) -> None:

@@ -306,6 +306,11 @@ class Journal:
             self._commit_some(entries[:cut], deliver)
             entries = entries[cut:]
 
+    def has_room(self, entries: list[Entry]) -> bool:
+        """Return whether a group fits into the active segment, so that none must be created."""
+        size = sum(map(_size_of, entries))
+        return self._position + size <= self._settings.segment_bytes_max
+
     def _commit_some(self, entries: list[Entry], deliver: Deliver, *, again: bool = False) -> None:
         waiters = [entry[5] for entry in entries]
         if self.failed is not None or self.closed:

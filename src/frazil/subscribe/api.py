@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.model import full_topic_name, topic_uid
 from frazil.subscribe.lag import subscription_facts
-from frazil.subscribe.policy import kind_of, policy_of
+from frazil.subscribe.policy import FailurePolicy, kind_of, policy_of
 from frazil.subscribe.settings import (
     Stored,
     change_settings,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from frazil.subscribe.cursors import Cursors
     from frazil.subscribe.deliveries import Deliveries
-    from frazil.subscribe.policy import FailurePolicy
     from frazil.subscribe.runtime import Subscribing
     from frazil.topic import Instance, Start, TopicRuntime
 
@@ -83,7 +82,8 @@ class Subscriptions:
             raise InvalidRequest("prefetch_bytes must be at least 1", prefetch_bytes=size)
         fresh = None if policy is None else policy_of(policy)
         unacked = None if max_unacked is None else _whole_number(max_unacked, "max_unacked")
-        _check_stored(fresh, unacked)
+        # Refuse what could not be stored before anything is created.
+        Stored(policy=fresh or FailurePolicy(), max_unacked_messages=unacked or 1)
         check_dead_letters(self._engine, runtimes, fresh)
         for runtime in runtimes:
             self._cursors.check_new(runtime, name)
@@ -242,14 +242,6 @@ def _check_start(runtimes: Sequence[TopicRuntime], start: Start) -> None:
             "offsets are those of one part: name the part, or a time, earliest or latest",
             part=runtimes[0].name,
         )
-
-
-def _check_stored(policy: FailurePolicy | None, max_unacked: int | None) -> None:
-    """Refuse what could not be kept, before anything is made."""
-    if policy is not None:
-        Stored(policy=policy)
-    if max_unacked is not None:
-        Stored(max_unacked_messages=max_unacked)
 
 
 def _whole_number(given: object, name: str) -> int:

@@ -119,10 +119,17 @@ class Cursors:
             dropped = _control(runtime.state, [Dropped(name)])
             _commit_each(runtime.log, [dropped, _hold_control(runtime.state, name, None)])
 
-    def submit(self, runtime: TopicRuntime, changes: Sequence[Change], waiter: Waiter) -> None:
+    def submit(
+        self,
+        runtime: TopicRuntime,
+        changes: Sequence[Change],
+        waiter: Waiter,
+        *,
+        is_alone: bool = False,
+    ) -> None:
         """Write acks and attempts of a topic's subscriptions as one frame, and return at once.
 
-        The waiter is settled with an `Ack` when all of the changes are durable, in the group of
+        What is alone may be written by this thread, which is its waiter's loop's. The waiter is settled with an `Ack` when all of the changes are durable, in the group of
         whatever else waits. If it gets an error without `outcome="unknown"` none of them was
         written: `Overloaded` beyond a cursor's bounds, `Unavailable` without any room on the disk.
 
@@ -141,8 +148,10 @@ class Cursors:
         payload = encode_changes(changes)
         control = Control(fmt.KIND_CURSOR, runtime.state.id, payload)
         size = len(payload) + fmt.FRAME_HEAD_BYTES
-        queue = runtime.log.queue
-        if not queue.submit((None, None, control, 0, size, waiter, None)):
+        queue, entry = runtime.log.queue, (None, None, control, 0, size, waiter, None)
+        if is_alone and queue.commit_here([entry]):
+            return
+        if not queue.submit(entry):
             raise queue.overloaded()
 
     def load(self, topic: str) -> dict[str, CursorState]:
@@ -251,31 +260,22 @@ class Cursors:
 
 
 class CursorWriter:
-    """Writes the changes of one topic's subscriptions. All methods belong to the loop's thread."""
+    """Writes the changes of all subscriptions. All methods belong to the loop's thread."""
 
-    def __init__(
-        self,
-        runtime: TopicRuntime,
-        cursors: Cursors,
-        clock: Clock,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._runtime = runtime
+    def __init__(self, cursors: Cursors, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._cursors = cursors
         self._clock = clock
         self._loop = loop
-        self._waiting: list[_Waiting] = []
-        self._is_scheduled = False
+        self._waiting: dict[TopicRuntime, list[_Waiting]] = {}
 
-    def add(self, name: str, change: DispatchChange, answer: Answer) -> None:
+    def add(self, runtime: TopicRuntime, name: str, change: DispatchChange, answer: Answer) -> None:
         """Write a change of the subscription `name` with the others of this turn.
 
         `answer` is called when it is durable, or with the error that kept it from being written.
         """
-        self._waiting.append((self._encoded(name, change), answer))
-        if not self._is_scheduled:
-            self._is_scheduled = True
+        if not self._waiting:
             self._loop.call_soon(self._flush)
+        self._waiting.setdefault(runtime, []).append((self._encoded(name, change), answer))
 
     def _encoded(self, name: str, change: DispatchChange) -> list[Change]:
         """Return a change as the journal knows it, with wall-clock times."""
@@ -298,35 +298,43 @@ class CursorWriter:
         return [*written, delayed(name, *dues)] if dues else written
 
     def _flush(self) -> None:
-        self._is_scheduled = False
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            self._submit(waiting, self._loop.time() + ROOM_WAIT_S)
+        waiting, self._waiting = self._waiting, {}
+        deadline = self._loop.time() + ROOM_WAIT_S
+        is_alone = len(waiting) == 1
+        for runtime, some in waiting.items():
+            self._submit(runtime, some, deadline, is_alone=is_alone and len(some) == 1)
 
-    def _submit(self, some: list[_Waiting], deadline: float) -> None:
-        waiter = _FrameWaiter(self._loop, some, self._submit_each)
+    def _submit(
+        self,
+        runtime: TopicRuntime,
+        some: list[_Waiting],
+        deadline: float,
+        *,
+        is_alone: bool = False,
+    ) -> None:
+        waiter = _FrameWaiter(self._loop, some, partial(self._submit_each, runtime))
         try:
             changes = [change for own, _answer in some for change in own]
-            self._cursors.submit(self._runtime, changes, waiter)
+            self._cursors.submit(runtime, changes, waiter, is_alone=is_alone)
         except Overloaded as error:
             if self._loop.time() >= deadline:
                 # Not through the waiter: one by one they would wait as long again.
                 for _own, answer in some:
                     answer(error)
                 return
-            self._loop.call_later(RETRY_S, self._submit, some, deadline)
+            self._loop.call_later(RETRY_S, self._submit, runtime, some, deadline)
         except (NotFound, InvalidRequest) as error:
             if len(some) == 1:
                 waiter.set_exception(error)
                 return
             # One of them is of a subscription that was dropped.
-            self._submit_each(some)
+            self._submit_each(runtime, some)
         except FrazilError as error:
             waiter.set_exception(error)
 
-    def _submit_each(self, some: list[_Waiting]) -> None:
+    def _submit_each(self, runtime: TopicRuntime, some: list[_Waiting]) -> None:
         for each in some:
-            self._submit([each], self._loop.time() + ROOM_WAIT_S)
+            self._submit(runtime, [each], self._loop.time() + ROOM_WAIT_S)
 
 
 class _FrameWaiter:

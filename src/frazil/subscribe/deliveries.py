@@ -59,7 +59,8 @@ class Deliveries:
         self._cache = FeedCache(min(CACHE_BYTES, budget // CACHE_SHARE))
         engine.read_ahead_bytes = lambda: self._cache.size_bytes
         self._dead_letters = DeadLetterPublisher(engine, broker=broker, loop=loop)
-        self._feeds: dict[int, tuple[TopicFeed, CursorWriter]] = {}
+        self._cursor_writer = CursorWriter(engine.cursors, engine.clock, loop)
+        self._feeds: dict[int, TopicFeed] = {}
         self._open: dict[tuple[str, str], Subscription] = {}
         self._locks = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
         self._is_closed = False
@@ -75,8 +76,7 @@ class Deliveries:
     @property
     def decoded(self) -> int:
         """How many records were decoded for subscriptions."""
-        feeds = [feed for feed, _writer in self._feeds.values()]
-        return self._decoded_past + sum(feed.decoded for feed in feeds)
+        return self._decoded_past + sum(feed.decoded for feed in self._feeds.values())
 
     @property
     def cache_bytes(self) -> int:
@@ -87,7 +87,7 @@ class Deliveries:
         """Return what is counted of all open subscriptions, for metrics; on the loop's thread."""
         some = self.subscriptions
         statuses = [each.status() for each in some]
-        totals = dict.fromkeys(Counts.__slots__, 0)
+        totals = dict.fromkeys(Counts.__struct_fields__, 0)
         for each in (*(one.counts for one in some), self._past):
             for name in totals:
                 totals[name] += getattr(each, name)
@@ -220,7 +220,7 @@ class Deliveries:
         for found in some:
             found.end(Closed("the broker is shutting down"))
         self._open.clear()
-        for feed, _writer in list(self._feeds.values()):
+        for feed in list(self._feeds.values()):
             self._forget_feed(feed)
         self._executor.shutdown(wait=False)
 
@@ -296,11 +296,10 @@ class Deliveries:
         cursor = await asyncio.to_thread(self._load, runtime, name)
         if self._is_closed:
             raise Closed("the broker is shutting down")
-        feed, cursor_writer = self._feed(runtime)
         found = Subscription(
             name,
-            feed,
-            cursor_writer,
+            self._feed(runtime),
+            self._cursor_writer,
             self._dead_letters,
             dispatch=self._dispatch(stored, cursor),
             policy=stored.policy,
@@ -326,12 +325,11 @@ class Deliveries:
             now_ms=now_ms,
         )
 
-    def _feed(self, runtime: TopicRuntime) -> tuple[TopicFeed, CursorWriter]:
+    def _feed(self, runtime: TopicRuntime) -> TopicFeed:
         found = self._feeds.get(runtime.state.id)
-        if found is None or found[0].runtime is not runtime:
-            feed = TopicFeed(runtime, self._cache, loop=self._loop, executor=self._executor)
-            writer = CursorWriter(runtime, self._engine.cursors, self._engine.clock, self._loop)
-            found = self._feeds[runtime.state.id] = (feed, writer)
+        if found is None or found.runtime is not runtime:
+            found = TopicFeed(runtime, self._cache, loop=self._loop, executor=self._executor)
+            self._feeds[runtime.state.id] = found
         return found
 
     def _forget_feed(self, feed: TopicFeed) -> None:
@@ -346,7 +344,7 @@ class Deliveries:
             return
         if all(each.feed is not found.feed for each in self._open.values()):
             self._forget_feed(found.feed)
-        for each in Counts.__slots__:
+        for each in Counts.__struct_fields__:
             setattr(self._past, each, getattr(self._past, each) + getattr(found.counts, each))
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import enum
 import heapq
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-if TYPE_CHECKING:
-    from frazil.errors import FrazilError
+from frazil.errors import FrazilError
 
 __all__ = [
     "Action",
@@ -76,52 +75,41 @@ class Cause(enum.Enum):
     LOST = "lost"
 
 
-class Member:
-    """A consumer as dispatch sees it: name, key filter, and how much its stream takes now."""
+class Member(msgspec.Struct, eq=False):
+    """A consumer as dispatch sees it: name, key filter, and how much its stream takes now.
 
-    __slots__ = (
-        *("accepts", "consumer_id", "is_attached", "messages", "name"),
-        *("new", "ready", "size_bytes"),
-    )
+    `ready` and `new` are heaps of offsets whose key this consumer owns, for KeyShared.
+    """
 
-    def __init__(self, consumer_id: int, name: str, accepts: Callable[[str], bool]) -> None:
-        self.consumer_id = consumer_id
-        self.name = name
-        self.accepts = accepts
-        self.is_attached = True
-        self.messages = 0
-        self.size_bytes = 0
-        # Heaps of offsets whose key this consumer owns (KeyShared only).
-        self.ready: list[int] = []
-        self.new: list[int] = []
+    consumer_id: int
+    name: str
+    accepts: Callable[[str], bool]
+    is_attached: bool = True
+    messages: int = 0
+    size_bytes: int = 0
+    ready: list[int] = []
+    new: list[int] = []
 
 
-class Change:
+class Change(msgspec.Struct, eq=False):
     """A change of the durable state: the caller journals it, then calls `confirmed` or `failed`.
 
     `ranges` are half-open ranges of offsets to settle; `attempts` are the numbers of the next
     delivery of `offsets`, which ascend then. A change has one or the other. `after` are earlier
     changes that must be durable before the call is answered, because the call repeats them; an
-    empty change is not journalled.
+    empty change is not journalled. `error` says why it was not journalled.
     """
 
-    __slots__ = (
-        *("after", "attempts", "cause", "dues_ms", "error", "gaps"),
-        *("is_open", "offsets", "ranges", "records"),
-    )
-
-    def __init__(self, cause: Cause) -> None:
-        self.cause = cause
-        self.records: list[DeliveryRecord] = []
-        self.offsets: list[int] = []
-        self.ranges: list[tuple[int, int]] = []
-        self.attempts: list[int] = []
-        self.dues_ms: list[int] = []
-        self.after: list[Change] = []
-        self.gaps: list[tuple[int, int]] = []
-        self.is_open = True
-        self.error: FrazilError | None = None
-        """Why it was not journalled."""
+    cause: Cause
+    records: list[DeliveryRecord] = []
+    offsets: list[int] = []
+    ranges: list[tuple[int, int]] = []
+    attempts: list[int] = []
+    dues_ms: list[int] = []
+    after: list[Change] = []
+    gaps: list[tuple[int, int]] = []
+    is_open: bool = True
+    error: FrazilError | None = None
 
     def __repr__(self) -> str:
         what = list(zip(self.offsets, self.attempts, strict=True)) if self.attempts else self.ranges
@@ -131,11 +119,6 @@ class Change:
     def is_empty(self) -> bool:
         """Whether there is nothing to journal."""
         return not self.ranges and not self.attempts
-
-    @property
-    def is_settling(self) -> bool:
-        """Whether the change settles records (or would, were it not empty)."""
-        return not self.attempts
 
 
 class DeliveryRecord(msgspec.Struct, eq=False):
@@ -196,12 +179,11 @@ class NoticeKind(enum.Enum):
     UNBLOCKED = "unblocked"
     DROPPED = "dropped"
     SKIPPED = "skipped"
-    DISPLACED = "displaced"
     PROMOTED = "promoted"
 
 
 class Notice(NamedTuple):
-    """Something worth a log line, a metric, or the end of a displaced stream."""
+    """Something worth a log line."""
 
     kind: NoticeKind
     consumer_id: int = 0

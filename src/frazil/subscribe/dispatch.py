@@ -49,10 +49,7 @@ class Status:
     held: int
     unacked: int
     unacked_bytes: int
-    acked_below: int
-    acked_above: int
     cursor: Cursor
-    ranges: int
     blocked: int
     paused: str | None
 
@@ -129,7 +126,7 @@ class Dispatch:
     ) -> None:
         """Add a consumer; it gets nothing before `want`.
 
-        A consumer of the same id or name is displaced, and its records are delivered again at once.
+        A consumer of the same id or name is removed, and its records are delivered again at once.
         One of the same name takes its place: an active consumer stays active, keys stay.
 
         Raises:
@@ -140,7 +137,6 @@ class Dispatch:
         for other in list(self._members.values()):
             if consumer_id == other.consumer_id and name != other.name:
                 self.detach(other.consumer_id, now_ms=now_ms)
-                self._actions.append(Notice(NoticeKind.DISPLACED, other.consumer_id))
         old = next((each for each in self._members.values() if each.name == name), None)
         member = Member(consumer_id, name, key_filter(filters))
         if old is None:
@@ -150,7 +146,6 @@ class Dispatch:
             old.is_attached = False
             self._schedule.replace(old, member, now_ms)
             self._lose(old, now_ms)
-            self._actions.append(Notice(NoticeKind.DISPLACED, old.consumer_id))
         self._members[consumer_id] = member
 
     def detach(self, consumer_id: int, *, now_ms: int) -> None:
@@ -733,6 +728,8 @@ class Dispatch:
                 # The room of the consumers is for records that are being read.
                 return
             messages, size_bytes = self._window()
+            if messages <= 0 or size_bytes <= 0:
+                return
             hands, special = schedule.assign_new(
                 messages=messages,
                 size_bytes=size_bytes,
@@ -796,10 +793,7 @@ class Dispatch:
             held=self._schedule.held,
             unacked=self._unacked,
             unacked_bytes=self.unacked_bytes,
-            acked_below=self.cursor.acked_below,
-            acked_above=self.cursor.acked_above,
             cursor=self.cursor,
-            ranges=self.cursor.range_count,
             blocked=len(self._blocked),
             paused=self._why_paused(),
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import threading
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from decimal import Decimal
@@ -43,6 +44,8 @@ LIVE_BYTES: Final = 256 << 10
 """How much is read and decoded at once on the loop."""
 LIVE_RECORDS_MAX: Final = 2048
 """A subscription that is further behind the head lags: it is read for in a worker thread."""
+MOVING_RETRY_S: Final = 0.05
+"""When to look again for records that are moving from one tier to the next."""
 NOTHING_WANTED: Final = -(1 << 62)
 HANDED_OVER_MAX: Final = 1024
 """How many frames wait for the loop at most; later ones are read from the log."""
@@ -166,6 +169,7 @@ class TopicFeed:
         self.runtime = runtime
         self._cache = cache
         self._loop = loop
+        self._thread = threading.get_ident()
         self._executor = executor
         self._chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
@@ -198,6 +202,9 @@ class TopicFeed:
             # It was a control frame, such as an ack.
             return
         self._visible = state.visible
+        if threading.get_ident() == self._thread:
+            self._loop.call_soon(self._news, state.visible)
+            return
         # The loop may be closed by then, and an error in the journal's thread is fatal.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._news, state.visible)
@@ -274,19 +281,12 @@ class TopicFeed:
             if isinstance(found, FrazilError):
                 raise found
             chunk = found
-        if offset not in chunk:
-            raise Unavailable(
-                "the record is on its way from one tier to the next, try again",
-                topic=self.runtime.name,
-                offset=offset,
-            )
         return chunk.record(offset)
 
     def request(self, offset: int, done: Callable[[Found], None]) -> None:
         """Read from `offset` on in a worker thread, then call `done` with the result.
 
-        `get` has it for a while. The result is empty while records move from one tier to the next.
-        Errors are results, too: `NotFound` with `offset_first` where nothing is held any more,
+        `get` has it for a while. While records move from one tier to the next it reads on. Errors are results, too: `NotFound` with `offset_first` where nothing is held any more,
         `CorruptionError` with `offset_next` after the damage.
         """
         waiting = self._reading.get(offset)
@@ -294,6 +294,9 @@ class TopicFeed:
             waiting.append(done)
             return
         self._reading[offset] = [done]
+        self._begin_read(offset)
+
+    def _begin_read(self, offset: int) -> None:
         future = self._loop.run_in_executor(self._executor, self._read, offset)
         future.add_done_callback(partial(self._read_done, offset))
 
@@ -364,7 +367,6 @@ class TopicFeed:
         return chunk_of(piece, offset=offset, is_message=self.runtime.is_message, primary_key=key)
 
     def _read_done(self, offset: int, future: asyncio.Future[Chunk]) -> None:
-        waiting = self._reading.pop(offset)
         met = None if future.cancelled() else future.exception()
         found: Found
         if isinstance(met, FrazilError):
@@ -373,9 +375,12 @@ class TopicFeed:
             found = Unavailable("records could not be read", topic=self.runtime.name, cause=met)
         else:
             found = future.result()
-            if found.offset_next > found.offset:
-                self._add(found)
-        for done in waiting:
+            if found.offset_next == found.offset:
+                # The record is moving from one tier to the next.
+                self._loop.call_later(MOVING_RETRY_S, self._begin_read, offset)
+                return
+            self._add(found)
+        for done in self._reading.pop(offset):
             done(found)
 
     def _add(self, chunk: Chunk) -> None:

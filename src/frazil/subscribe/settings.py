@@ -261,22 +261,16 @@ def check_dead_letters(
             topic=runtimes[0].name,
         )
     check_dead_letter_namespace(engine, target)
-    if any(
-        topic.spec.name == target and topic.spec.partitions and not topic.spec.deleted_us
-        for topic in tuple(engine.log.journal.state.topics.values())
+    topics = tuple(engine.log.journal.state.topics.values())
+    found = {runtime.name: runtime for runtime in engine.runtimes}.get(target)
+    if (
+        any(each.spec.name == target and each.spec.partitions for each in topics)
+        if found is None
+        else not (found.is_message and is_stored(engine, found))
     ):
         raise InvalidRequest(
-            "the dead_letter_topic is partitioned, name one of its parts or another topic",
-            dead_letter_topic=target,
-        )
-    found = {runtime.name: runtime for runtime in engine.runtimes}.get(target)
-    if found is not None and not found.is_message:
-        raise InvalidRequest(
-            "the dead_letter_topic takes rows, not messages", dead_letter_topic=target
-        )
-    if found is not None and not is_stored(engine, found):
-        raise InvalidRequest(
-            "the dead_letter_topic stores nothing, name one that is reliable",
+            "the dead_letter_topic is partitioned, takes rows or stores nothing; name a reliable "
+            "topic of messages, or one of its parts",
             dead_letter_topic=target,
         )
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import attrs
+import msgspec
 
 from frazil.errors import Closed, FrazilError, NotFound
 from frazil.subscribe.cursors import HOLD_PREFIX
@@ -48,8 +49,6 @@ TURNS_MAX: Final = 2
 """How often one subscription reads on before others have their turn."""
 RETRY_S: Final = 1.0
 REST_CHECK_S: Final = 0.002
-MOVING_RETRY_S: Final = 0.05
-"""When to look again for records that are moving from one tier to the next."""
 BAD_NOTICES: Final = frozenset({NoticeKind.BLOCKED, NoticeKind.DROPPED})
 
 Answer = Callable[[FrazilError | None], None]
@@ -89,21 +88,19 @@ class Keeper(Protocol):
         """Return for how long the program has had a record, None if it did not take it yet."""
 
 
-class Counts:
+class Counts(msgspec.Struct):
     """Counters of a subscription since it was opened.
 
     `missed` are records that expired by a full quota before they were delivered.
     """
 
-    __slots__ = (
-        *("acked", "dead_letters", "delivered", "dropped"),
-        *("missed", "nacked", "redelivered"),
-    )
-
-    def __init__(self) -> None:
-        self.delivered = self.redelivered = 0
-        self.acked = self.nacked = 0
-        self.dead_letters = self.dropped = self.missed = 0
+    acked: int = 0
+    dead_letters: int = 0
+    delivered: int = 0
+    dropped: int = 0
+    missed: int = 0
+    nacked: int = 0
+    redelivered: int = 0
 
 
 def answer_each(dones: list[Answer], error: FrazilError | None) -> None:
@@ -298,8 +295,9 @@ class Subscription:
         if calls is not None:
             calls.append(call)
             return
+        if not self._ack_calls:
+            self._loop.call_soon(self._settle)
         self._ack_calls[answer] = [call]
-        self._schedule()
 
     def nack(self, offset: int, done: Answer, *, delay_ms: int = 0, reason: str = "") -> None:
         """Give a record back; `done` is called when that is durable, or refused."""
@@ -334,6 +332,9 @@ class Subscription:
         self._schedule()
 
     def _settle(self) -> None:
+        """Settle what was acked in this turn; nothing can be delivered before that is durable."""
+        if self._is_resting or not self._ack_calls:
+            return
         offsets, self._acks = self._acks, []
         calls, self._ack_calls = list(self._ack_calls.items()), {}
         self.counts.acked += len(offsets)
@@ -356,7 +357,8 @@ class Subscription:
 
     def _journal(self, change: Change, calls: Sequence[tuple[AnswerAll, list[Any]]] = ()) -> None:
         self._under_way += 1
-        self._cursor_writer.add(self.name, change, partial(self._written, change, calls))
+        answer = partial(self._written, change, calls)
+        self._cursor_writer.add(self.feed.runtime, self.name, change, answer)
 
     def _written(
         self,
@@ -410,8 +412,6 @@ class Subscription:
         if self.end_error is not None or self._is_resting:
             return
         now_ms = int(self._time() * 1000 + 0.001)
-        if self._acks:
-            self._settle()
         dispatch, is_by_key = self._dispatch, self.kind is SubscriptionType.KEY_SHARED
         if self._keepers:
             self._spare_unseen(now_ms)
@@ -426,7 +426,7 @@ class Subscription:
                 else:
                     self._act(action)
             # A consumer may have room for more than the held records.
-            if not is_filled and (not held or dispatch.held >= held):
+            if self._is_following or (not is_filled and (not held or dispatch.held >= held)):
                 break
         else:
             self._schedule()
@@ -515,6 +515,8 @@ class Subscription:
         missed = chunk.expired_in(offset, end) if chunk.expired else 0
         if missed:
             self.note_missed(missed)
+        if end >= feed.head:
+            self._follow(end)
         return True
 
     # -- reading ---------------------------------------------------------------------------------
@@ -528,9 +530,13 @@ class Subscription:
             self.feed.request(offset, partial(self._was_read, offset))
         else:
             self._damage = None
-            if not self._is_following:
-                self._is_following = True
-                self.feed.follow(self._has_news, offset)
+            self._follow(offset)
+
+    def _follow(self, offset: int) -> None:
+        """Have the feed tell when there are records from `offset` on."""
+        if not self._is_following:
+            self._is_following = True
+            self.feed.follow(self._has_news, offset)
 
     def _has_news(self) -> None:
         self._is_following = False
@@ -547,10 +553,7 @@ class Subscription:
             return
         if not isinstance(found, FrazilError):
             self._damage = None
-            if self.feed.get(offset) is not None:
-                self._schedule()
-            else:
-                self._loop.call_later(MOVING_RETRY_S, self._schedule)
+            self._schedule()
             return
         first = found.details.get("offset_first")
         if isinstance(found, NotFound) and isinstance(first, int):
@@ -622,10 +625,6 @@ class Subscription:
             # It was read for a dispatch from before a reset.
             return
         if not isinstance(found, FrazilError):
-            if offset not in found:
-                # It is moving from one tier to the next.
-                self._loop.call_later(MOVING_RETRY_S, self._read_again, dispatch)
-                return
             # At once: the next read may evict it from the cache.
             self._load(dispatch, found)
         elif offset in dispatch.reading:
@@ -669,8 +668,6 @@ class Subscription:
     def _report(self, notice: Notice) -> None:
         """Log a notice; skipped records only once until a consumer comes or leaves."""
         kind = notice.kind
-        if kind is NoticeKind.DISPLACED:
-            return
         facts: dict[str, object] = {}
         if kind is NoticeKind.SKIPPED:
             if kind.value in self._warned:
@@ -705,8 +702,7 @@ class Subscription:
 
     async def rest(self) -> None:
         """Stop delivering, and wait until all acks that came are durable."""
-        if self._acks:
-            self._settle()
+        self._settle()
         self._is_resting = True
         # Dead letters, too: they belong to the place before the reset.
         while self._under_way or self._dead_letters.tasks:  # noqa: ASYNC110 - for two reasons, and rare
@@ -727,6 +723,7 @@ class Subscription:
             self._is_reading_again = False
             for keeper in self._keepers.values():
                 keeper.revoked(None)
+        self._settle()
         self._call_postponed()
         self._schedule()
 

@@ -41,7 +41,7 @@ async def rest_of(deliveries):
     """Return, in order, all records that a new consumer gets, which are acked at once."""
     found = await deliveries.existing(TOPIC, "s")
     consumer = Collector(found)
-    await until(lambda: found.status().acked_below == found.feed.head)
+    await until(lambda: found.status().cursor.acked_below == found.feed.head)
     return sorted(consumer.got)
 
 
@@ -91,7 +91,7 @@ def test_acks_that_would_exceed_the_ranges_of_a_cursor_are_refused(tmp_path, kin
         assert answers[0] is None
         assert isinstance(answers[1], Overloaded)
         consumer = Collector(found)
-        await until(lambda: found.status().acked_below == found.feed.head)
+        await until(lambda: found.status().cursor.acked_below == found.feed.head)
         assert sorted(consumer.got) == [
             *range(0, 2 * RANGES_MAX, 2),
             *range(2 * RANGES_MAX, 2 * RANGES_MAX + 10),

@@ -30,7 +30,7 @@ def test_a_reset_leaves_the_active_consumer_at_work(tmp_path):
         again = Collector(found, 3, "a")
         assert first.is_displaced
         assert found.status().active_id == 3
-        await until(lambda: found.status().acked_below == 5)
+        await until(lambda: found.status().cursor.acked_below == 5)
         await deliveries.reset(TOPIC, "s", "earliest")
         assert found.status().active_id == 3
         await until(lambda: again.got[-5:] == list(range(5)))

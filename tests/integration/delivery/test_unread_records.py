@@ -269,7 +269,7 @@ def test_what_is_acked_while_it_is_read_goes_once_if_the_ack_is_refused(tmp_path
     run(tmp_path, work)
 
 
-def refuse_later(_writer, _name, _change, answer):
+def refuse_later(_writer, _runtime, _name, _change, answer):
     """Refuse a change as a journal without room does."""
     asyncio.get_running_loop().call_soon(answer, Unavailable("the disk is full"))
 
@@ -369,7 +369,7 @@ def test_a_policy_that_was_stored_with_a_bare_name_is_used(tmp_path):
         consumer = Collector(found, acks=False)
         await until(lambda: consumer.got == [0])
         await consumer.nack(0)
-        await until(lambda: found.status().acked_below == 1)
+        await until(lambda: found.status().cursor.acked_below == 1)
         assert DEAD in db.topics()
 
     run(tmp_path, work)

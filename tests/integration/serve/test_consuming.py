@@ -71,7 +71,7 @@ def test_a_nacked_record_comes_again(tmp_path):
             again = await reader.next()
             await reader.consumer.ack(again)
             subscription = world.deliveries.find(TOPIC, "s")
-            return first, others, again, subscription.status().acked_below
+            return first, others, again, subscription.status().cursor.acked_below
 
     first, others, again, acked_below = run(scene)
     assert payloads(others) == [b"1", b"2"]

@@ -204,7 +204,7 @@ def test_acks_are_answered_as_the_protocol_says(tmp_path):
         while (await next_of(stream)).payload != b"c":
             pass
         status = world.deliveries.find(TOPIC, "s").status()
-        before = status.acked_below + status.acked_above
+        before = status.cursor.acked_below + status.cursor.acked_above
         answers = [
             await caller.ack(2, request_id=1 << 40),
             await caller.ack(2),
@@ -223,7 +223,7 @@ def test_acks_are_answered_as_the_protocol_says(tmp_path):
                 refusals.append(await caller.refused(path, request, reply))
             refusals.append(await caller.refused(path, kind(subscription_name="s"), reply))
         status = world.deliveries.find(TOPIC, "s").status()
-        settled = status.acked_below + status.acked_above
+        settled = status.cursor.acked_below + status.cursor.acked_above
         return [answer.request_id for answer in answers], refusals, settled - before
 
     answers, refusals, settled = run(tmp_path, scene)
@@ -247,7 +247,7 @@ def test_an_ack_after_a_restart_finds_its_subscription(tmp_path):
         async with broker(tmp_path, port) as world, Caller(port) as caller:
             assert world.deliveries.find(TOPIC, "s") is None
             replies = [await caller.ack(0), await caller.nack(0)]
-            return len(replies), world.deliveries.find(TOPIC, "s").status().acked_below
+            return len(replies), world.deliveries.find(TOPIC, "s").status().cursor.acked_below
 
     run(tmp_path, before)
     assert asyncio.run(play()) == (2, 0)

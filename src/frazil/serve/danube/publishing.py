@@ -205,6 +205,10 @@ class Publisher:
     def _flush(self) -> None:
         batches, self._batches = self._batches, []
         self._open.clear()
+        if len(batches) == 1 and len(batches[0].records) == 1:
+            (batch,) = batches
+            if batch.runtime.log.queue.commit_here([batch.entry()]):
+                return
         by_queue: dict[Any, list[_Batch]] = {}
         for batch in batches:
             by_queue.setdefault(batch.runtime.log.queue, []).append(batch)
