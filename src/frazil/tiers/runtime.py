@@ -11,8 +11,6 @@ from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from frazil.background import Task
 from frazil.errors import Closed, FrazilError, NotFound, Unavailable
 from frazil.telemetry import event
@@ -28,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from frazil.metadata import MetadataStore
+    from frazil.tiers.disk.maintenance import Staged
     from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["CommitDue", "Tiers"]
+__all__ = ["Tiers"]
 
 INDEX_SHARE: Final = 0.25
 """The key indexes of all topics take at most this share of the budget."""
@@ -53,18 +52,6 @@ QUEUE_SHOWN_MAX: Final = 100
 DISK_LIMITS = DiskTierLimits()
 
 
-class CommitDue(msgspec.Struct, frozen=True):
-    """A topic whose staged files the lake should commit, and why."""
-
-    topic: str
-    reasons: tuple[str, ...]
-    offset_first: int
-    offset_end: int
-    files: int
-    bytes: int
-    since_us: int
-
-
 class Tiers:
     """Memory and disk of all topics of one engine.
 
@@ -83,7 +70,7 @@ class Tiers:
         self.write_stats: Callable[[], None] = lambda: None
         self.throttle: Callable[[int], None] | None = None
         self.suspect = False
-        self.queue: dict[int, CommitDue] = {}
+        self.queue: dict[int, Staged] = {}
         self.fired: Counter[str] = Counter()
         self._topics: dict[int, TopicTiers] = {}
         self._to_release: deque[tuple[float, int, int]] = deque()
@@ -455,13 +442,9 @@ class Tiers:
             fired = disk_signals(facts, self.disk_limits(topic)) if staged.files else ()
             known = self.queue.pop(topic.id, None)
             if fired:
-                self.queue[topic.id] = CommitDue(
+                self.queue[topic.id] = staged._replace(
                     topic=topic.name,
                     reasons=tuple(each.reason for each in fired),
-                    offset_first=staged.offset_first,
-                    offset_end=staged.offset_end,
-                    files=staged.files,
-                    bytes=staged.bytes,
                     since_us=now_us if known is None else known.since_us,
                 )
 
@@ -493,9 +476,7 @@ class Tiers:
                 "purposes": self.disk.space.purposes(),
                 "files": sum(len(self.disk.files(topic)) for topic in self.disk.catalog.topics),
             },
-            "commit_queue": [
-                msgspec.to_builtins(due) for due in list(self.queue.values())[:QUEUE_SHOWN_MAX]
-            ],
+            "commit_queue": [due._asdict() for due in list(self.queue.values())[:QUEUE_SHOWN_MAX]],
             "errors": self.errors,
         }
 

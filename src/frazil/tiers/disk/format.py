@@ -33,7 +33,6 @@ __all__ = [
     "DiskFile",
     "FileFacts",
     "FileLabel",
-    "Member",
     "SentRun",
     "SetName",
     "column_ranges",
@@ -193,24 +192,16 @@ class SetName(NamedTuple):
     id: str
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """The membership of a file in the set that one flush or one merge wrote.
+class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The description of a file in its footer; `name` has the range of its set.
 
     `set_files` is the number of files of the set; 0 if it was not known when the file was written.
     At least one file of a set has it.
     """
 
-    set_first: int
-    set_end: int
-    set_files: int
-    name: str
-
-
-class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The description of a file in its footer."""
-
     topic: int
-    members: tuple[Member, ...]
+    name: str
+    set_files: int
     schema: int
     created_us: int
     partition: str = ""
@@ -233,7 +224,7 @@ class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
             label = msgspec.json.decode(metadata[LABEL_KEY], type=learnt(cls))
         except (KeyError, msgspec.MsgspecError, ValueError) as error:
             raise CorruptionError("file has no label", reason=error) from error
-        if label.format != LABEL_FORMAT or len(label.members) != 1:
+        if label.format != LABEL_FORMAT:
             raise CorruptionError("file has another format", format=label.format)
         return label
 
@@ -259,11 +250,15 @@ class DiskFile(FileFacts, frozen=True, kw_only=True, omit_defaults=True):
 
     `offset_first` and `offset_last` are those of its rows; a file without rows only records the
     gaps of its set. One file of each set has `gaps`, the declared and lost ranges of the set.
+
+    A set is what one flush or one merge wrote: the range `[set_first, set_end)` in `set_files`.
     """
 
     topic: int
     name: str
-    members: tuple[Member, ...]
+    set_first: int
+    set_end: int
+    set_files: int
     schema: int
     created_us: int
     partition: str = ""
@@ -271,21 +266,6 @@ class DiskFile(FileFacts, frozen=True, kw_only=True, omit_defaults=True):
     key_bytes: int = 0
     """The size of the file with the map of its keys."""
     gaps: tuple[tuple[int, int, str, str], ...] = ()
-
-    @property
-    def set_first(self) -> int:
-        """Return the first offset of the set it belongs to."""
-        return self.members[0].set_first
-
-    @property
-    def set_end(self) -> int:
-        """Return the offset after the set it belongs to."""
-        return self.members[0].set_end
-
-    def in_set_of(self, count: int) -> DiskFile:
-        """Return the file with the number of files of its set."""
-        member = msgspec.structs.replace(self.members[0], set_files=count)
-        return msgspec.structs.replace(self, members=(member,))
 
     @property
     def dense(self) -> bool:
@@ -308,16 +288,19 @@ class DiskFile(FileFacts, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(SpecialRange(*gap) for gap in self.gaps)
 
 
-def file_of(name: str, label: FileLabel, facts: FileFacts, *, key_bytes: int = 0) -> DiskFile:
+def file_of(label: FileLabel, facts: FileFacts, *, key_bytes: int = 0) -> DiskFile:
     """Return the file that a footer describes."""
+    parsed = parse_name(label.name)
+    assert parsed is not None
     found = msgspec.structs.asdict(facts)
     if not facts.rows:
-        first = label.members[0].set_first
-        found |= {"offset_first": first, "offset_last": first - 1}
+        found |= {"offset_first": parsed.first, "offset_last": parsed.first - 1}
     return DiskFile(
         topic=label.topic,
-        name=name,
-        members=label.members,
+        name=label.name,
+        set_first=parsed.first,
+        set_end=parsed.end,
+        set_files=label.set_files,
         schema=label.schema,
         created_us=label.created_us,
         partition=label.partition,

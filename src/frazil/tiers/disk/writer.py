@@ -20,7 +20,6 @@ from frazil.tiers.disk.format import (
     RUNS_KEY,
     TEMPORARY_SUFFIX,
     FileLabel,
-    Member,
     SetName,
     encode_runs,
     file_of,
@@ -170,7 +169,7 @@ class SetWriter:
         total = self._count
         for key in list(self._live):
             self._finish(key, total)
-        files = tuple(file.in_set_of(total) for file in self._done)
+        files = tuple(msgspec.structs.replace(file, set_files=total) for file in self._done)
         self._tier.directory.publish(self._topic, [file.name for file in files])
         # From here on the files are removed only after a definite refusal.
         self._keep = True
@@ -233,7 +232,8 @@ class SetWriter:
         part = self._live[key]
         label = FileLabel(
             topic=self._topic,
-            members=(Member(self._first, self._end, total, part.name),),
+            name=part.name,
+            set_files=total,
             schema=self._version,
             created_us=self._created_us,
             partition=part.partition,
@@ -245,7 +245,7 @@ class SetWriter:
             metadata[RUNS_KEY] = encode_runs(self._runs)
         facts = part.writer.finish(metadata)
         del self._live[key]
-        self._done.append(file_of(part.name, label, facts))
+        self._done.append(file_of(label, facts))
         if part.hashes:
             keys = KeyMap.build(np.concatenate(part.hashes)).to_bytes()
             # Derived data: the file is complete without it, and the map is built on demand.
