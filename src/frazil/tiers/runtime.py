@@ -6,7 +6,6 @@ the tiers. A publish waits for neither, except in the red zone.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -58,7 +57,6 @@ class Tiers:
     Attributes:
         queue: the topics whose staged files the lake should commit, by id.
         suspect: the metadata may have lost files.
-        throttle: called with the bytes that a flush writes; may wait.
         write_stats: writes the statistics file; set by the engine.
     """
 
@@ -68,7 +66,6 @@ class Tiers:
         self.clock = engine.clock
         self._threads = threads
         self.write_stats: Callable[[], None] = lambda: None
-        self.throttle: Callable[[int], None] | None = None
         self.suspect = False
         self.queue: dict[int, Staged] = {}
         self.fired: Counter[str] = Counter()
@@ -100,11 +97,11 @@ class Tiers:
             pause_s=lambda: max(MOVE_PAUSE_S, MOVE_PAUSE_TOPIC_S * len(self._topics)),
             failed_event="tiers_failed",
         )
-        # Without threads time passes as the simulation says, and memory is what it counts.
-        simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "wait": _no_wait}
-        self.pressure = pressure = Pressure(
-            engine.settings.memory, engine.clock, wake=self._fold.wake, **simulated
-        )
+        # Without threads memory is what is counted, and a publish cannot wait for another step.
+        simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "sleep": lambda _s: None}
+        memory = engine.settings.memory
+        memory = memory if threads else memory.model_copy(update={"wait_s": 0.0})
+        self.pressure = pressure = Pressure(memory, engine.clock, wake=self._fold.wake, **simulated)
         pressure.add_source("batches", self._memory_bytes)
         pressure.add_source("index", self._index_bytes)
         pressure.add_source("deletion_vectors", self.retention.vectors_bytes, share=VECTORS_SHARE)
@@ -479,8 +476,3 @@ class Tiers:
             "commit_queue": [due._asdict() for due in list(self.queue.values())[:QUEUE_SHOWN_MAX]],
             "errors": self.errors,
         }
-
-
-def _no_wait(event: threading.Event, timeout_s: float) -> bool:
-    del timeout_s
-    return event.is_set()

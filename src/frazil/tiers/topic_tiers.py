@@ -351,7 +351,6 @@ class TopicTiers:
             columns,
             self._rows(chosen, first, end, columns),
             gaps=self._gaps(first, end) + self._gap_freed(first, end, chosen),
-            throttle=self._tiers.throttle,
         )
         self.flushes += 1
         self.flushed_bytes += sum(file.bytes for file in files)

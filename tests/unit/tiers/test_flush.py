@@ -12,6 +12,7 @@ from frazil.log import RANGE_GAP, RANGE_LOST
 from frazil.model import PartitionField
 from frazil.tiers.disk import writer as disk_write
 from frazil.tiers.disk.format import MIXED
+from frazil.tiers.disk.parquet import SeamSink
 from frazil.tiers.flush import flush_set
 from frazil.tiers.partitions import Partitioner
 from tests.support import Fault, FaultyFileSystem, SimulatedCrash
@@ -125,12 +126,15 @@ def test_writers_hold_little(monkeypatch):
     monkeypatch.setattr(disk_write, "OPEN_MAX", 4)
     world = opened(partition_by=(PartitionField(3, "bucket[20]"),), writer_bytes_max=4096)
     held, open_files = [], []
+    write = SeamSink.write
 
-    def watch(_):
+    def watch(sink, data):
         held.append(world.tier.writer_bytes)
         open_files.append(sum(path.endswith(".tmp") for path in world.files.paths()))
+        return write(sink, data)
 
-    files = world.flush(0, 2000, size=50, throttle=watch)
+    monkeypatch.setattr(SeamSink, "write", watch)
+    files = world.flush(0, 2000, size=50)
     assert max(held) <= 4096
     assert world.tier.writer_bytes == 0
     assert len({file.partition for file in files}) == 20

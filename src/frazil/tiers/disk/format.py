@@ -20,7 +20,7 @@ import pyarrow.types as pt
 
 from frazil.errors import CorruptionError
 from frazil.log import OFFSET_FIELD, TIME_FIELD, SpecialRange
-from frazil.schema import ID_KEYS
+from frazil.schema.keys import column_id
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ __all__ = [
 
 # -- column ranges ---------------------------------------------------------------------------------
 
-RangeValue = bool | int | float | str | bytes | None
 COLUMNS_MAX: Final = 100
 """Ranges are kept of so many columns; the footer has those of all."""
 CHARACTERS_MAX: Final = 64
@@ -114,30 +113,24 @@ def _leaves(data_type: pa.DataType) -> int:
 
 
 def _column_range(metadata: pq.FileMetaData, leaf: int, data_type: pa.DataType) -> ColumnRange:
-    low: RangeValue = None
-    high: RangeValue = None
-    nulls: int | None = 0
-    known = True
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        statistics = group.column(leaf).statistics
-        if statistics is None:
-            return ColumnRange()
-        if nulls is not None:
-            nulls = nulls + statistics.null_count if statistics.has_null_count else None
-        if not statistics.has_min_max:
-            # Only nulls, or values too long for statistics.
-            known = known and statistics.null_count == group.num_rows
-            continue
-        first, last = _bounds(statistics, data_type)
-        low = first if low is None or first < low else low  # type: ignore[operator]
-        high = last if high is None or last > high else high  # type: ignore[operator]
-    if not known or low is None:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    statistics = [group.column(leaf).statistics for group in groups]
+    if any(each is None for each in statistics):
+        return ColumnRange()
+    counted = all(each.has_null_count for each in statistics)
+    nulls = sum(each.null_count for each in statistics) if counted else None
+    bounds = [_bounds(each, data_type) for each in statistics if each.has_min_max]
+    # A group without bounds has only nulls, or values too long for statistics.
+    known = all(
+        each.has_min_max or each.null_count == group.num_rows
+        for each, group in zip(statistics, groups, strict=True)
+    )
+    if not known or not bounds:
         return ColumnRange(None, None, nulls)
-    return ColumnRange(_low(low), _high(high), nulls)
+    return ColumnRange(_low(min(low for low, _ in bounds)), _high(max(b[1] for b in bounds)), nulls)
 
 
-def _bounds(statistics: pq.Statistics, data_type: pa.DataType) -> tuple[RangeValue, RangeValue]:
+def _bounds(statistics: pq.Statistics, data_type: pa.DataType) -> tuple[Any, Any]:
     if pt.is_temporal(data_type):
         low, high = int(statistics.min_raw), int(statistics.max_raw)
         if pt.is_timestamp(data_type) and data_type.unit == "s":
@@ -147,23 +140,16 @@ def _bounds(statistics: pq.Statistics, data_type: pa.DataType) -> tuple[RangeVal
     return statistics.min, statistics.max
 
 
-def _low(value: RangeValue) -> RangeValue:
+def _low(value: Any) -> Any:
     if isinstance(value, (str, bytes)):
         return value[:CHARACTERS_MAX]
-    return _plain(value)
+    return value if isinstance(value, (bool, int, float)) else str(value)
 
 
-def _high(value: RangeValue) -> RangeValue:
-    if isinstance(value, (str, bytes)):
-        # A shortened text would be below some values.
-        return value if len(value) <= CHARACTERS_MAX else None
-    return _plain(value)
-
-
-def _plain(value: object) -> RangeValue:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return str(value)
+def _high(value: Any) -> Any:
+    # A shortened text would be below some values.
+    too_long = isinstance(value, (str, bytes)) and len(value) > CHARACTERS_MAX
+    return None if too_long else value if isinstance(value, bytes) else _low(value)
 
 
 # -- names, labels, facts of a file ---------------------------------------------------------------
@@ -346,16 +332,8 @@ def user_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def ids_of(schema: pa.Schema) -> list[int]:
-    """Return the id of each column, negative for one without."""
-    return [_id_of(field, -1 - number) for number, field in enumerate(schema)]
-
-
-def _id_of(field: pa.Field, absent: int) -> int:
-    metadata = field.metadata or {}
-    for key in ID_KEYS:
-        if key in metadata:
-            return int(metadata[key])
-    return absent
+    """Return the id of each column, -1 for one without."""
+    return [column_id(field) for field in schema]
 
 
 def _with_field_id(field: pa.Field) -> pa.Field:
@@ -367,7 +345,7 @@ def _with_field_id(field: pa.Field) -> pa.Field:
         data_type = pa.map_(key, value)
     elif pa.types.is_list(data_type):
         data_type = pa.list_(_with_field_id(data_type.value_field))
-    found = _id_of(field, -1)
+    found = column_id(field)
     metadata = dict(field.metadata or {})
     if found >= 0:
         metadata[FIELD_ID] = b"%d" % found

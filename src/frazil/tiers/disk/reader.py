@@ -592,7 +592,7 @@ def offsets_of(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 def _moves(written: pa.Schema, wanted: pa.Schema) -> BitmapMoves:
     written_ids, wanted_ids = ids_of(written), ids_of(wanted)
-    if min(wanted_ids, default=-1) < 0 or min(written_ids, default=-1) < 0:
+    if min([*wanted_ids, *written_ids], default=-1) < 0:
         # Columns without ids are the same where their names are.
         names = {name: number for number, name in enumerate(written.names)}
         written_ids = list(range(len(written)))

@@ -31,7 +31,7 @@ from frazil.tiers.disk.parquet import RowsWriter
 from frazil.tiers.disk.reader import FileGone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
     from typing import Self
 
     import numpy.typing as npt
@@ -82,7 +82,6 @@ class SetWriter:
         shape: the key columns, None for a topic without key.
         gaps: the ranges in `[first, end)` without rows.
         runs: the producers of the records, for the footer of the first file.
-        throttle: called with the bytes as they are written; may wait.
     """
 
     def __init__(
@@ -98,7 +97,6 @@ class SetWriter:
         end: int,
         gaps: Sequence[SpecialRange],
         runs: Sequence[SentRun] = (),
-        throttle: Callable[[int], None] | None = None,
     ) -> None:
         assert first < end
         self._tier = tier
@@ -111,7 +109,6 @@ class SetWriter:
         self._end = end
         self._gaps = tuple((gap.first, gap.end, gap.kind, gap.reason) for gap in gaps)
         self._runs = kept_runs(runs)
-        self._throttle = throttle
         self._id = tier.clock.random_bytes(4).hex()
         self._created_us = tier.clock.now_us()
         self._live: dict[str, _Part] = {}
@@ -201,7 +198,6 @@ class SetWriter:
             key_names=self._shape.names if self._shape is not None else (),
             group_rows=min(group_rows, KEYED_GROUP_ROWS_MAX) if self._shape else group_rows,
             group_bytes=min(self._limits.writer_bytes_max, ROW_GROUP_BYTES_MAX),
-            throttle=self._throttle,
         )
         self._count += 1
         part = self._live[partition] = _Part(name, partition, writer)
