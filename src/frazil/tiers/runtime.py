@@ -310,7 +310,6 @@ class Tiers:
             task.run("commit", self.judge_commits)
         if task.is_due("disk", 1.0):
             task.run("cap", self.retention.check_cap)
-            task.run("writable", self.retention.check_writable)
             task.run("retention", self.retention.retain)
             task.run("deleted", self.retention.drop_deleted)
             for topic in self.topics:
