@@ -14,6 +14,13 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from frazil.tiers import topic_tiers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUDGET_BYTES = 256 << 20
@@ -39,8 +46,23 @@ class Throttle:
         self._rate = bytes_per_s
         self._free_at = time.monotonic()
         self.written = 0
+        flush = self._flush = topic_tiers.flush_set
 
-    def __call__(self, size: int) -> None:
+        def throttled(disk: object, *, batches: Iterable[pa.RecordBatch], **rest: object) -> object:
+            return flush(disk, batches=self._slowly(batches), **rest)
+
+        topic_tiers.flush_set = throttled
+
+    def close(self) -> None:
+        """Let flushes write as fast as they can."""
+        topic_tiers.flush_set = self._flush
+
+    def _slowly(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self._wait(batch.nbytes)
+            yield batch
+
+    def _wait(self, size: int) -> None:
         self.written += size
         now = time.monotonic()
         self._free_at = max(self._free_at, now) + size / self._rate
@@ -175,7 +197,7 @@ def overload(directory: str, *, seconds: float, bytes_per_s: float) -> dict:
     with frazil.open(directory, **options) as engine:
         for number in range(TOPICS):
             engine.create_topic(f"load{number}", sync="periodic")
-        engine.tiers.throttle = throttle = Throttle(bytes_per_s / 3)
+        throttle = Throttle(bytes_per_s / 3)
         load = Load(engine, bytes_per_s, seconds)
         with Watch(engine) as watch:
             load.run()
@@ -183,7 +205,7 @@ def overload(directory: str, *, seconds: float, bytes_per_s: float) -> dict:
             green_s = wait_for_green(engine)
             green_bytes = throttle.written - written
         facts = engine.tiers.pressure.snapshot()
-        engine.tiers.throttle = None
+        throttle.close()
         found = count_records(engine)
     problems = list(load.problems)
     acked = sum(load.acked)

@@ -18,7 +18,7 @@ from attrs import frozen
 from frazil.errors import Closed, InvalidRequest, NotFound
 from frazil.query.guard import Parser, check_statement, checked_text, nodes
 from frazil.query.point import PointPlan, point_of
-from frazil.query.pruning import Condition, conditions_of, key_conditions
+from frazil.query.pruning import Condition, Reader, key_conditions
 from frazil.query.relations import empty_relation
 from frazil.query.tables import (
     TableUse,
@@ -211,16 +211,13 @@ class Planner:
             parser = self._parser
         statement = parser.parse(sql)
         parameters = frozenset(entry["key"] for entry in statement["named_param_map"])
-        if point:
-            found = point_of(statement, topics)
-            if found is not None:
-                columns = [column._replace(name=name) for name, column in found.shown]
-                schema = parser.schema(empty_relation(columns))
-                return Plan(parameters, point=found, schema=schema)
         check_statement(statement)
         for node in unnamed_columns(statement):
             node["alias"] = _text_of([node], parser).removeprefix("SELECT ")
         uses = resolve_tables(statement, topics, lambda number: f"{self._prefix}u{number}_")
+        if point and (found := point_of(statement, uses)) is not None:
+            columns = [column._replace(name=name) for name, column in found.shown]
+            return Plan(parameters, found, parser.schema(empty_relation(columns)))
         wanted = wanted_names(statement)
         folds: list[Node] = []
         planned = tuple(_planned(use, wanted, folds) for use in uses)
@@ -247,7 +244,7 @@ def _planned(use: TableUse, wanted: WantedNames | None, folds: list[Node]) -> Pl
     every = view_columns(use.info, log=use.log)
     renamed = bool(use.node["column_name_alias"])
     needed = every if renamed else _needed(every, wanted, use.name)
-    conditions = conditions_of(use, every, folds)
+    conditions = Reader(use, every, folds).conditions()
     key = None if use.log else key_conditions(use.info, conditions)
     return PlannedUse(use.topic, use.info, use.log, "", needed, conditions, key, use.described)
 

@@ -8,20 +8,24 @@ the index finds (`prepared.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from frazil.query.pruning import Condition, Constant, constant_of
-from frazil.query.tables import topic_of
+from frazil.query.pruning import Condition, Constant, Reader, conjuncts, constant_of, key_conditions
 from frazil.query.views import ViewColumn, view_columns
 
 if TYPE_CHECKING:
     from frazil.query.guard import Node
-    from frazil.query.views import TopicInfo, TopicName
+    from frazil.query.tables import TableUse
+    from frazil.query.views import TopicName
 
 __all__ = ["PointPlan", "point_of"]
 
-_EMPTY_PARTS: Final = (*("group_expressions", "group_sets", "having", "sample", "qualify"),)
+_EMPTY_PARTS: Final = ("group_expressions", "group_sets", "having", "sample", "qualify")
+_STAR_EXTRAS: Final = (
+    *("exclude_list", "replace_list", "columns", "expr", "rename_list"),
+    *("qualified_exclude_list", "alias"),
+)
 
 
 class PointPlan(NamedTuple):
@@ -40,64 +44,40 @@ class PointPlan(NamedTuple):
         return value if type(value) is int and value >= 0 else None
 
 
-def point_of(statement: Node, topics: Mapping[TopicName, TopicInfo]) -> PointPlan | None:
+def point_of(statement: Node, uses: Sequence[TableUse]) -> PointPlan | None:
     """Return the look-up that a statement is, None if it is more than that."""
     node = statement["node"]
-    if node["type"] != "SELECT_NODE" or node["where_clause"] is None or node["cte_map"]["map"]:
+    use = uses[0] if len(uses) == 1 else None
+    if use is None or use.select is not node or use.info is None or use.log:
         return None
-    if any(node[part] for part in _EMPTY_PARTS):
+    if node["cte_map"]["map"] or any(node[part] for part in _EMPTY_PARTS):
         return None
-    if node["aggregate_handling"] != "STANDARD_HANDLING":
-        return None
-    table = node["from_table"]
-    if table["type"] != "BASE_TABLE" or table["sample"] is not None:
-        return None
-    if table["column_name_alias"] or table["catalog_name"] or table["at_clause"] is not None:
-        return None
-    topic = topic_of(table["schema_name"], table["table_name"], topics)
-    if topic is None or not topics[topic].key_names:
+    if node["aggregate_handling"] != "STANDARD_HANDLING" or not use.info.key_names:
         return None
     is_limit, limit = _limit_of(node["modifiers"])
-    if not is_limit:
+    folds: list[Node] = []
+    reader = Reader(use, view_columns(use.info, log=False), folds)
+    conditions = reader.conditions()
+    key = key_conditions(use.info, conditions)
+    # Anything in WHERE beside one condition on each key column is left to DuckDB.
+    whole = len(conjuncts(node["where_clause"])) == len(conditions) == len(use.info.key_names)
+    shown = _shown(node["select_list"], reader)
+    if not is_limit or key is None or not whole or folds or shown is None:
         return None
-    names = _Names(table, topics[topic])
-    shown = _shown(node["select_list"], names)
-    key = _key(node["where_clause"], names, topics[topic].key_names)
-    if shown is None or key is None:
-        return None
-    return PointPlan(topic, key, shown, limit)
+    return PointPlan(use.topic, key, shown, limit)
 
 
-class _Names:
-    """The columns that can be named in a statement over one table."""
-
-    def __init__(self, table: Node, info: TopicInfo) -> None:
-        self.columns = {column.name.casefold(): column for column in view_columns(info, log=False)}
-        self._alias = (table["alias"] or table["table_name"]).casefold()
-        self._schema = "" if table["alias"] else table["schema_name"].casefold()
-
-    def column(self, node: Node) -> ViewColumn | None:
-        """Return the column that an expression names, None if it is another expression."""
-        if node["class"] != "COLUMN_REF":
-            return None
-        *path, name = [name.casefold() for name in node["column_names"]]
-        if path and not self.is_table(path):
-            return None
-        return self.columns.get(name)
-
-    def is_table(self, path: list[str]) -> bool:
-        return path == [self._alias] or (bool(self._schema) and path == [self._schema, self._alias])
-
-
-def _shown(select_list: list[Node], names: _Names) -> tuple[tuple[str, ViewColumn], ...] | None:
+def _shown(select_list: list[Node], reader: Reader) -> tuple[tuple[str, ViewColumn], ...] | None:
     shown: list[tuple[str, ViewColumn]] = []
     for node in select_list:
         if node["class"] == "STAR":
-            if not _is_plain_star(node, names):
+            if any(node[extra] for extra in _STAR_EXTRAS):
                 return None
-            shown += [(column.name, column) for column in names.columns.values()]
+            if node["relation_name"].casefold() not in {"", reader.name}:
+                return None
+            shown += [(column.name, column) for column in reader.columns.values()]
             continue
-        column = names.column(node)
+        column = reader.column(node)
         if column is None:
             return None
         shown.append((node["alias"] or column.name, column))
@@ -105,58 +85,6 @@ def _shown(select_list: list[Node], names: _Names) -> tuple[tuple[str, ViewColum
     if len({name.casefold() for name, _ in shown}) != len(shown):
         return None
     return tuple(shown)
-
-
-def _is_plain_star(node: Node, names: _Names) -> bool:
-    extras = ("exclude_list", "replace_list", "columns", "expr", "rename_list")
-    if any(node[extra] for extra in extras) or node["qualified_exclude_list"] or node["alias"]:
-        return False
-    relation = node["relation_name"].casefold()
-    return not relation or names.is_table([relation])
-
-
-def _key(where: Node, names: _Names, key_names: tuple[str, ...]) -> tuple[Condition, ...] | None:
-    found: dict[str, Condition] = {}
-    todo = [where]
-    while todo:
-        node = todo.pop()
-        if node["type"] == "CONJUNCTION_AND":
-            todo += node["children"]
-            continue
-        condition = _condition(node, names)
-        if condition is None or condition.column.name in found:
-            return None
-        found[condition.column.name] = condition
-    if found.keys() != set(key_names):
-        return None
-    return tuple(found[name] for name in key_names)
-
-
-def _condition(node: Node, names: _Names) -> Condition | None:
-    if node["type"] == "COMPARE_EQUAL":
-        column = names.column(node["left"])
-        other = node["right"]
-        if column is None:
-            column, other = names.column(node["right"]), node["left"]
-        return _with_constants(column, "=", [other])
-    if node["type"] == "COMPARE_IN" and node["class"] == "OPERATOR":
-        return _with_constants(names.column(node["children"][0]), "in", node["children"][1:])
-    return None
-
-
-def _with_constants(
-    column: ViewColumn | None, operator: str, nodes: list[Node]
-) -> Condition | None:
-    if column is None:
-        return None
-    folds: list[Node] = []
-    constants = []
-    for node in nodes:
-        constant = constant_of(node, folds)
-        if constant is None or folds:
-            return None
-        constants.append(constant)
-    return Condition(column, operator, tuple(constants))
 
 
 def _limit_of(modifiers: list[Node]) -> tuple[bool, Constant | None]:

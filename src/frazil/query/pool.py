@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from frazil.errors import Closed, FrazilError, InvalidRequest, Overloaded, Unavailable
 
@@ -169,26 +169,12 @@ class Lease:
         self.sql = sql
         self.begun = begun
         self.deadline = begun + timeout_s
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self.connection: Any = None
+        """DuckDB's, from `Pool.admit` on."""
         self.stopped: FrazilError | None = None
         self.on_stop: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._released = False
-
-    @property
-    def connection(self) -> duckdb.DuckDBPyConnection:
-        """The connection that `Pool.admit` gave."""
-        assert self._connection is not None
-        return self._connection
-
-    @property
-    def admitted(self) -> bool:
-        """Tell whether it has a slot and a connection."""
-        return self._connection is not None
-
-    def admit(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Give it the connection that comes with its slot."""
-        self._connection = connection
 
     def check(self) -> None:
         """Raise why the query was stopped, if it was."""
@@ -202,8 +188,8 @@ class Lease:
                 return
             if self.stopped is None:
                 self.stopped = why
-            if self._connection is not None:
-                self._connection.interrupt()
+            if self.connection is not None:
+                self.connection.interrupt()
         # Without the lock: whoever is asked to let go releases the lease, which takes it.
         if self.on_stop is not None:
             self.on_stop()
@@ -214,8 +200,8 @@ class Lease:
             if self._released:
                 return False
             self._released = True
-        if self._connection is not None:
-            self._connection.close()
+        if self.connection is not None:
+            self.connection.close()
         return True
 
 
@@ -235,16 +221,6 @@ class Pool:
         self._next_id = 1
         self._wakes_at = 0.0
         self._closed = False
-
-    def acquire(self, sql: str, timeout_s: float | None = None) -> Lease:
-        """Enter a query and admit it; see both."""
-        lease = self.enter(sql, timeout_s)
-        try:
-            self.admit(lease)
-        except BaseException:
-            self.release(lease)
-            raise
-        return lease
 
     def enter(self, sql: str, timeout_s: float | None = None) -> Lease:
         """Return a lease that holds no slot yet and can be cancelled; its time begins.
@@ -289,7 +265,7 @@ class Pool:
                 lease.check()
                 self._admit(lease)
         except BaseException:
-            if not lease.admitted:
+            if lease.connection is None:
                 self._slots.release()
             raise
 
@@ -299,7 +275,7 @@ class Pool:
             with self._lock:
                 self._entered.pop(lease.id, None)
                 self._running.pop(lease.id, None)
-            if lease.admitted:
+            if lease.connection is not None:
                 self._slots.release()
 
     def running(self) -> list[RunningQuery]:
@@ -362,7 +338,7 @@ class Pool:
                 target=self._watch_deadlines, name="frazil-query-watch", daemon=True
             )
             self._watch.start()
-        lease.admit(self._instance.cursor())
+        lease.connection = self._instance.cursor()
         self._entered.pop(lease.id, None)
         self._running[lease.id] = (lease, lease.deadline)
         if lease.deadline < self._wakes_at:

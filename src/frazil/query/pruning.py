@@ -30,7 +30,8 @@ __all__ = [
     "Constant",
     "Known",
     "Limits",
-    "conditions_of",
+    "Reader",
+    "conjuncts",
     "constant_of",
     "folded_value",
     "key_conditions",
@@ -349,49 +350,52 @@ class Condition(NamedTuple):
         return [constant.of(params, folded) for constant in self.constants]
 
 
-def conditions_of(
-    use: TableUse, columns: Sequence[ViewColumn], folds: list[Node]
-) -> tuple[Condition, ...]:
-    """Find the conditions of WHERE that every row of `use` must fulfil to matter to its query."""
-    select = use.select
-    if select is None or select["where_clause"] is None or select["sample"] is not None:
-        return ()
-    if use.node["sample"] is not None or use.node["column_name_alias"]:
-        return ()
-    joins = [node for node in nodes(select["from_table"]) if node.get("type") == "JOIN"]
-    if any(join["ref_type"] not in _LOCAL_JOINS for join in joins):
-        return ()
-    reader = _Reader(use, columns, joins, folds)
-    todo = [select["where_clause"]]
-    found: list[Condition] = []
+def conjuncts(where: Node | None) -> list[Node]:
+    """Return the conditions of which every row must fulfil all."""
+    todo = [] if where is None else [where]
+    found: list[Node] = []
     while todo:
         node = todo.pop()
         if node["type"] == "CONJUNCTION_AND":
             todo += node["children"]
         else:
-            found += reader.read(node)
-    return tuple(found)
+            found.append(node)
+    return found
 
 
-class _Reader:
-    """Reads conjuncts as conditions on the columns of one table."""
+class Reader:
+    """Reads conjuncts of WHERE as conditions on the columns of one table.
 
-    def __init__(
-        self,
-        use: TableUse,
-        columns: Sequence[ViewColumn],
-        joins: Sequence[Node],
-        folds: list[Node],
-    ) -> None:
-        self._name = use.name
-        self._columns = {column.name.casefold(): column for column in columns}
-        self._merged = {name.casefold() for join in joins for name in join["using_columns"]}
-        self._visible = all(join["join_type"] in _VISIBLE_JOINS for join in joins)
+    Attributes:
+        name: what columns are qualified by, folded.
+        columns: those of the table's view by their folded names.
+    """
+
+    def __init__(self, use: TableUse, columns: Sequence[ViewColumn], folds: list[Node]) -> None:
+        self.name = use.name
+        self.columns = {column.name.casefold(): column for column in columns}
+        self._use = use
         self._folds = folds
-        self._alone = use.select is not None and use.select["from_table"] is use.node
-        self._hidden = frozenset(self._columns) if self._alone else None
+        table = None if use.select is None else use.select["from_table"]
+        self._joins = [node for node in nodes(table) if node.get("type") == "JOIN"]
+        self._merged = {name.casefold() for join in self._joins for name in join["using_columns"]}
+        self._visible = all(join["join_type"] in _VISIBLE_JOINS for join in self._joins)
+        self._alone = table is use.node
+        self._hidden = frozenset(self.columns) if self._alone else None
 
-    def read(self, node: Node) -> list[Condition]:
+    def conditions(self) -> tuple[Condition, ...]:
+        """Find those that every row of the table must fulfil to matter to its query."""
+        select, node = self._use.select, self._use.node
+        if select is None or select["sample"] is not None:
+            return ()
+        if node["sample"] is not None or node["column_name_alias"]:
+            return ()
+        if any(join["ref_type"] not in _LOCAL_JOINS for join in self._joins):
+            return ()
+        found = [self._read(each) for each in conjuncts(select["where_clause"])]
+        return tuple(condition for each in found for condition in each)
+
+    def _read(self, node: Node) -> list[Condition]:
         kind = node["type"]
         operator = _COMPARISONS.get(kind)
         if operator is not None:
@@ -410,7 +414,7 @@ class _Reader:
         return []
 
     def _condition(self, left: Node, operator: str, others: list[Node]) -> list[Condition]:
-        column = self._column(left)
+        column = self.column(left)
         if column is None:
             return []
         constants: list[Constant] = []
@@ -427,15 +431,16 @@ class _Reader:
             constants.append(constant)
         return [Condition(column, operator, tuple(constants))]
 
-    def _column(self, node: Node) -> ViewColumn | None:
+    def column(self, node: Node) -> ViewColumn | None:
+        """Return the column that an expression names, None if it is another expression."""
         if node["class"] != "COLUMN_REF":
             return None
         names = [name.casefold() for name in node["column_names"]]
-        if len(names) == 2 and names[0] == self._name:
-            return self._columns.get(names[1])
+        if len(names) == 2 and names[0] == self.name:
+            return self.columns.get(names[1])
         if len(names) == 1 and self._visible and names[0] not in self._merged:
             # A name that another table has too would be ambiguous, and refused by DuckDB.
-            return self._columns.get(names[0])
+            return self.columns.get(names[0])
         return None
 
 

@@ -20,7 +20,8 @@ import pyarrow.types as pt
 from frazil.model import OP_DELETE, OP_NAMES
 from frazil.query.pool import quoted_text
 from frazil.query.pruning import Known
-from frazil.query.views import TIME_TYPE, ViewColumn, column_id, quoted_name
+from frazil.query.views import TIME_TYPE, ViewColumn, quoted_name
+from frazil.schema.keys import column_id
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -262,7 +263,7 @@ def _place_of(schema: pa.Schema, field: pa.Field) -> int:
     """Find a field by id where both have one, else by name; -1 if there is none."""
     place: int = schema.get_field_index(field.name)
     number = column_id(field)
-    if number is None or (place >= 0 and column_id(schema.field(place)) in {number, None}):
+    if number < 0 or (place >= 0 and column_id(schema.field(place)) in {number, -1}):
         return place
     return next((index for index, other in enumerate(schema) if column_id(other) == number), -1)
 
@@ -377,7 +378,7 @@ def _source_name(column: ViewColumn, schema: pa.Schema) -> str | None:
     if column.field is None:
         return None if column.name == "_part" else column.name
     number = column_id(column.field)
-    if number is None:
+    if number < 0:
         return column.name if column.name in schema.names else None
     return next((each.name for each in schema if column_id(each) == number), None)
 

@@ -80,7 +80,7 @@ class EngineSnapshot:
                 keyed.fold(end)
             chunks = _held(memory.snapshot(end), tiers.disk.start(tiers.id))
             cut = min(memory.start, end)
-            dead = NO_OFFSETS if keyed is None else keyed.disk_dead(end, cut)
+            dead = NO_OFFSETS if keyed is None else keyed.vectors.below(cut=cut, end=end)
         return chunks, cut, dead
 
     def _view(self, chunk: Chunk, *, state: bool) -> ChunkView:

@@ -375,6 +375,6 @@ def _replace(node: Node, placeholder: str, alias: str) -> None:
 def _unqualify(statement: Node, qualified: set[tuple[str, str]]) -> None:
     """Take the namespace off columns written as `namespace.topic.column`."""
     for item in nodes(statement):
-        names = item["column_names"] if item.get("class") == "COLUMN_REF" else ()
+        names: list[str] = item["column_names"] if item.get("class") == "COLUMN_REF" else []
         if len(names) > 2 and (names[0].casefold(), names[1].casefold()) in qualified:
             del names[0]

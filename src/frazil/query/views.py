@@ -26,7 +26,6 @@ __all__ = [
     "TopicInfo",
     "TopicName",
     "ViewColumn",
-    "column_id",
     "duckdb_type",
     "quoted_name",
     "view_columns",
@@ -74,7 +73,6 @@ class ChunkView(NamedTuple):
 
 LOG_SUFFIX: Final = "$log"
 TIME_TYPE: Final = pa.timestamp("us", "UTC")
-_ID_KEYS: Final = (b"frazil.id", b"PARQUET:field_id")
 
 _SIMPLE: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "BOOLEAN",
@@ -156,14 +154,3 @@ def duckdb_type(data_type: pa.DataType) -> str:
 def quoted_name(name: str) -> str:
     """Write `name` as an identifier of SQL."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def column_id(field: pa.Field) -> bytes | None:
-    """Return the id of a topic's column, None if the field carries none."""
-    metadata = field.metadata
-    if metadata:
-        for key in _ID_KEYS:
-            if key in metadata:
-                number: bytes = metadata[key]
-                return number
-    return None

@@ -7,7 +7,6 @@ from frazil.tiers.disk.catalog import DiskCatalog, DiskDirectory, Span, TopicFil
 from frazil.tiers.disk.format import (
     DiskFile,
     FileLabel,
-    Member,
     SentRun,
     file_schema,
     user_schema,
@@ -49,7 +48,6 @@ __all__ = [
     "KeyLookup",
     "KeyedState",
     "LruCache",
-    "Member",
     "Partitioner",
     "RowsWriter",
     "SentRun",

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from frazil.errors import InvalidRequest
-from frazil.schema import ID_KEYS
 from frazil.tiers.disk.format import ids_of, user_schema
 from frazil.tiers.disk.reader import offsets_of
 from frazil.tiers.disk.writer import SetWriter, unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
     import pyarrow as pa
@@ -56,7 +55,6 @@ def flush_set(
     batches: Iterable[pa.RecordBatch],
     gaps: Sequence[SpecialRange] = (),
     runs: Sequence[SentRun] = (),
-    throttle: Callable[[int], None] | None = None,
     replaces: Sequence[DiskFile] = (),
 ) -> tuple[DiskFile, ...]:
     """Write the records of `[first, end)` to files and register them; durable on return.
@@ -64,8 +62,7 @@ def flush_set(
     `batches` have the columns `_offset`, `_time`, for changes `_op` and `_present`, then those of
     `schema`, in the order of offsets; every offset of the range is a row or lies in one of `gaps`.
     `first` is the topic's flushed mark, unless `replaces` names a set that is written again.
-    `runs` are the producers of the records. `throttle` is called with the bytes as they are
-    written and may wait. `shape` is the key's, None for a topic without one.
+    `runs` are the producers of the records. `shape` is the key's, None for a topic without one.
 
     Raises:
         InvalidRequest: rows are missing, twice, out of order or of other columns. Nothing
@@ -75,18 +72,18 @@ def flush_set(
             store failed; the next start finds the outcome.
         Closed: a directory could not be synced before; open the engine again.
     """
+    ids = dict(zip(schema.names, ids_of(schema), strict=True))
     writer = SetWriter(
         disk,
         topic=topic,
         schema=schema,
         version=version,
-        key_ids=_ids(schema, shape),
+        key_ids=() if shape is None else [ids[name] for name in shape.names],
         shape=shape,
         first=first,
         end=end,
         gaps=gaps,
         runs=runs,
-        throttle=throttle,
     )
     try:
         with writer:
@@ -145,14 +142,3 @@ def _checked(offsets: npt.NDArray[np.int64], following: int, end: int) -> int:
             "rows are out of order or of their range", offset=low, offset_last=high, end=end
         )
     return high + 1
-
-
-def _ids(schema: pa.Schema, shape: KeyShape | None) -> tuple[int, ...]:
-    """Return the ids of the key columns, in the order of the key."""
-    if shape is None:
-        return ()
-    found: list[int] = []
-    for name in shape.names:
-        metadata = schema.field(name).metadata or {}
-        found.append(next(int(metadata[key]) for key in ID_KEYS if key in metadata))
-    return tuple(found)

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
-from frazil.schema import ID_KEYS
+from frazil.schema.keys import column_id
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,7 +61,7 @@ class Partitioner:
     """
 
     def __init__(self, schema: pa.Schema, fields: Sequence[PartitionField]) -> None:
-        by_id = {_id_of(field): field for field in schema}
+        by_id = {column_id(field): field for field in schema}
         self._fields = tuple(_bound(field, by_id.get(field.column_id)) for field in fields)
         self._known: dict[tuple[Any, ...], str] = {}
 
@@ -136,14 +136,6 @@ def _recombined(columns: list[list[Any]], kept: npt.NDArray[np.int64]) -> list[l
     before, values = columns
     count = len(values)
     return [[(*before[number // count], values[number % count]) for number in kept.tolist()]]
-
-
-def _id_of(field: pa.Field) -> int:
-    metadata = field.metadata or {}
-    for name in ID_KEYS:
-        if name in metadata:
-            return int(metadata[name])
-    return -1
 
 
 def _transformed(field: _Field, batch: pa.RecordBatch) -> pa.Array:

@@ -10,7 +10,6 @@ ask. The numbers are in docs/internals/tiers.md.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import threading
@@ -25,7 +24,7 @@ from frazil.telemetry import event, warn
 from frazil.tiers.zones import GREEN, RED, YELLOW, ZONES, Zones
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from frazil.clock import Clock
     from frazil.config import MemorySettings
@@ -40,7 +39,10 @@ RECOUNT_S: Final = 0.01
 """A publish outside green counts again if the last count is older."""
 RECLAIM_S: Final = 1.0
 """The allocators are asked for unused memory at most this often, because that is slow."""
+RED_POLL_S: Final = 0.02
+"""A publish that waits for the end of red looks this often."""
 RETRY_AFTER_MS: Final = 1000
+COUNTS: Final = ("delays", "delayed_s", "waiting", "waits", "refusals")
 RSS_BASE_BYTES: Final = 512 << 20
 """The process may hold this much beside the budget: interpreter, libraries, buffers of the log."""
 
@@ -76,7 +78,7 @@ class Pressure:
 
     Args:
         rss: reads the resident size.
-        wait: waits for an event, so that a simulation can let its own time pass.
+        sleep: lets time pass, in a simulation its own.
         reclaim: returns unused memory to the operating system.
         wake: wakes the thread that calls `refresh`, when red is entered.
     """
@@ -87,7 +89,7 @@ class Pressure:
         clock: Clock,
         *,
         rss: Callable[[], int] = rss_bytes,
-        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+        sleep: Callable[[float], object] | None = None,
         reclaim: Callable[[], None] = release_unused,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -96,7 +98,7 @@ class Pressure:
         self._clock = clock
         self._wait_s = settings.wait_s
         self._rss = rss
-        self._wait = wait
+        self._sleep = sleep or threading.Event().wait
         self._reclaim = reclaim
         self._wake = wake
         self._resident_bytes = rss()
@@ -117,12 +119,9 @@ class Pressure:
         self._room_bytes = self.zones.room_bytes(GREEN, 0)
         self._counted_at = clock.monotonic()
         self._reclaim_at = self._counted_at
-        self._waiters: dict[object, Callable[[], None]] = {}
         self._closed = False
         self._entries = [0, 0, 0]
-        self._counts: dict[str, Any] = dict.fromkeys(
-            ("delays", "delayed_s", "waits", "refusals"), 0
-        )
+        self._counts: dict[str, Any] = dict.fromkeys(COUNTS, 0)
 
     # -- measuring -------------------------------------------------------------------------------
 
@@ -181,11 +180,9 @@ class Pressure:
             if resident:
                 self._resident_bytes = self._rss()
                 self._reclaim_if_it_helps(accounted)
-            waiters = self._apply(sizes, accounted)
+            self._apply(sizes, accounted)
         finally:
             self._measuring.release()
-        for wake in waiters:
-            wake()
 
     def _size(self, name: str, read: Callable[[], int]) -> int:
         """Return a source's bytes; its last known ones if it fails, as the journal must go on."""
@@ -219,11 +216,11 @@ class Pressure:
             self._reclaim()
             self._resident_bytes = self._rss()
 
-    def _apply(self, sizes: dict[str, int], accounted: int) -> tuple[Callable[[], None], ...]:
-        """Set use and zone; return the waiters to wake if red ended."""
+    def _apply(self, sizes: dict[str, int], accounted: int) -> None:
+        """Set use and zone."""
         with self._lock:
             if self._closed:
-                return ()
+                return
             used = self._used(accounted)
             before = self.level
             after = self.zones.level(before, used)
@@ -233,13 +230,12 @@ class Pressure:
             self._room_bytes = self.zones.room_bytes(after, used)
             self._counted_at = self._clock.monotonic()
             if after == before:
-                return ()
+                return
             self.level = after
             self.red_pending = after == RED
             self._entries[after] += 1
             if after == RED:
                 self._wake()
-            waiters = self._take_waiters() if after != RED else ()
         event(
             "pressure_zone",
             zone=ZONES[after],
@@ -248,7 +244,6 @@ class Pressure:
             accounted_bytes=accounted,
             rss_bytes=self._resident_bytes,
         )
-        return waiters
 
     def _used(self, accounted: int) -> int:
         """Return the use: the sources, or up to twice that if the process has grown so.
@@ -257,11 +252,6 @@ class Pressure:
         """
         beyond = self._resident_bytes - self._base_bytes - self._uncounted_bytes
         return max(accounted, min(beyond, 2 * accounted))
-
-    def _take_waiters(self) -> tuple[Callable[[], None], ...]:
-        waiters = tuple(self._waiters.values())
-        self._waiters = {}
-        return waiters
 
     # -- admission -------------------------------------------------------------------------------
 
@@ -274,51 +264,35 @@ class Pressure:
         Raises:
             Overloaded: if red lasts longer.
         """
-        self._recount_if_old()
-        if self.level == RED:
-            self._outwait_red(self._wait_s if timeout_s is None else timeout_s)
-        delay_s = self._next_delay_s()
-        if delay_s > 0:
-            self._wait(threading.Event(), delay_s)
-
-    def _outwait_red(self, timeout_s: float) -> None:
-        deadline = self._clock.monotonic() + timeout_s
-        self._count("waits")
-        while True:
-            ended = threading.Event()
-            if not self._enlist(ended, ended.set):
-                return
-            try:
-                left = deadline - self._clock.monotonic()
-                if (left <= 0 or not self._wait(ended, left)) and self.level == RED:
-                    raise self._refused()
-            finally:
-                self._strike(ended)
+        for pause_s in self._pauses(timeout_s):
+            self._sleep(pause_s)
 
     async def admit_async(self, timeout_s: float | None = None) -> None:
-        """Do what `admit` does without holding up the running loop, in that loop's time."""
+        """Do what `admit` does without holding up the running loop."""
+        for pause_s in self._pauses(timeout_s):
+            await asyncio.sleep(pause_s)
+
+    def _pauses(self, timeout_s: float | None) -> Iterator[float]:
+        """Yield the seconds to sleep until a publish may go on."""
         self._recount_if_old()
         if self.level == RED:
-            await self._outwait_red_async(self._wait_s if timeout_s is None else timeout_s)
-        delay_s = self._next_delay_s()
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-
-    async def _outwait_red_async(self, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
-        self._count("waits")
-        while True:
-            ended = asyncio.Event()
-            if not self._enlist(ended, _waker(loop, ended)):
-                return
+            wait_s = self._wait_s if timeout_s is None else timeout_s
+            deadline = self._clock.monotonic() + wait_s
+            self._count("waits")
+            self._count("waiting")
             try:
-                await asyncio.wait_for(ended.wait(), max(deadline - loop.time(), 0))
-            except TimeoutError:
-                if self.level == RED:
-                    raise self._refused() from None
+                while self.level == RED:
+                    left = deadline - self._clock.monotonic()
+                    if left <= 0:
+                        raise self._refused()
+                    yield min(left, RED_POLL_S)
             finally:
-                self._strike(ended)
+                self._count("waiting", -1)
+        delay_s = self.delay_s() if self.level == YELLOW else 0.0
+        if delay_s > 0:
+            self._count("delays")
+            self._count("delayed_s", delay_s)
+            yield delay_s
 
     def _recount_if_old(self) -> None:
         if self._clock.monotonic() - self._counted_at >= RECOUNT_S:
@@ -327,27 +301,6 @@ class Pressure:
     def _count(self, name: str, amount: float = 1) -> None:
         with self._lock:
             self._counts[name] += amount
-
-    def _enlist(self, ended: object, wake: Callable[[], None]) -> bool:
-        """Ask to be woken at the end of red; False if it has ended."""
-        with self._lock:
-            if self.level != RED:
-                return False
-            self._waiters[ended] = wake
-        return True
-
-    def _strike(self, ended: object) -> None:
-        with self._lock:
-            self._waiters.pop(ended, None)
-
-    def _next_delay_s(self) -> float:
-        if self.level != YELLOW:
-            return 0.0
-        delay_s = self.delay_s()
-        if delay_s > 0:
-            self._count("delays")
-            self._count("delayed_s", delay_s)
-        return delay_s
 
     def _refused(self) -> Overloaded:
         self._count("refusals")
@@ -367,9 +320,6 @@ class Pressure:
         with self._lock:
             self._closed = True
             self.level = GREEN
-            waiters = self._take_waiters()
-        for wake in waiters:
-            wake()
 
     # -- facts -----------------------------------------------------------------------------------
 
@@ -396,7 +346,7 @@ class Pressure:
         """Return the state as of the last count, for `stats`.
 
         `entries` counts how often each zone was entered, `delays` and `waits` the publishes that
-        were delayed in yellow and waited in red.
+        were delayed in yellow and waited in red; `waiting` do so now.
         """
         with self._lock:
             return SimpleNamespace(
@@ -410,15 +360,5 @@ class Pressure:
                 sources=dict(self._sizes),
                 entries=dict(zip(ZONES, self._entries, strict=True)),
                 delay_ms=self.delay_s() * 1000 if self.level == YELLOW else 0.0,
-                waiting=len(self._waiters),
                 **self._counts,
             )
-
-
-def _waker(loop: asyncio.AbstractEventLoop, ended: asyncio.Event) -> Callable[[], None]:
-    def wake() -> None:
-        # Nothing waits in a closed loop.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(ended.set)
-
-    return wake

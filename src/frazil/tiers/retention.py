@@ -7,13 +7,12 @@ and are then refused with advice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from frazil.errors import Closed, Overloaded, Unavailable
+from frazil.errors import Overloaded
 from frazil.telemetry import event, warn
 from frazil.tiers.disk.writer import merge_once
 from frazil.tiers.pressure import RETRY_AFTER_MS
-from frazil.tiers.zones import RED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -47,20 +46,19 @@ def quota_of(spec: TopicSpec, log: LogSettings) -> int:
     return log.retention_bytes if spec.retention_bytes is None else spec.retention_bytes
 
 
-class PublishStop:
+class PublishStop(NamedTuple):
     """The refusal of a topic's publishes at one kind of limit.
 
     Attributes:
         wait_s: publishes wait so long for the end of the stop.
     """
 
-    def __init__(self, kind: str, error: Callable[[], FrazilError], *, wait_s: float) -> None:
-        self.kind = kind
-        self.wait_s = wait_s
-        self._error = error
+    kind: str
+    error: Callable[[], FrazilError]
+    wait_s: float
 
     def __call__(self) -> FrazilError:
-        return self._error()
+        return self.error()
 
 
 class Retention:
@@ -186,8 +184,6 @@ class Retention:
         topic: TopicTiers,
         kind: str,
         error: Callable[[], FrazilError] | None,
-        *,
-        wait: bool = True,
     ) -> None:
         """Stop a topic's publishes for one reason, or end that stop if there is no error."""
         runtime, current = topic.runtime, topic.runtime.refusal
@@ -195,9 +191,8 @@ class Retention:
             if isinstance(current, PublishStop) and current.kind == kind:
                 runtime.refusal = None
         elif current is None:
-            waits = wait and self._engine.threaded
-            wait_s = self._engine.settings.memory.wait_s if waits else 0.0
-            runtime.refusal = PublishStop(kind, error, wait_s=wait_s)
+            wait_s = self._engine.settings.memory.wait_s if self._engine.threaded else 0.0
+            runtime.refusal = PublishStop(kind, error, wait_s)
             warn("topic_stopped", topic=topic.name, limit=kind, why=str(error()))
 
     # -- the cap -----------------------------------------------------------------------------------
@@ -228,24 +223,6 @@ class Retention:
             if start > before.get(topic.id, start):
                 topic.memory.evict(min(start, topic.flushed))
             self._hold(topic, "cap", over_cap if full else None)
-
-    def check_writable(self) -> None:
-        """Stop publishing when memory is full and no file can be written until a new start."""
-        failure: Closed | None = None
-        if self._tiers.pressure.level == RED:
-            try:
-                self._tiers.disk.directory.check()
-            except Closed as error:
-                failure = error
-
-        def unwritable() -> FrazilError:
-            return Unavailable(
-                "memory is full and the disk tier takes no more files, open the engine again",
-                cause=failure,
-            )
-
-        for topic in self._tiers.topics:
-            self._hold(topic, "unwritable", None if failure is None else unwritable, wait=False)
 
     def _evict(self, bytes_max: int) -> None:
         # Under these locks no hold is set and no reader begins that needs the files.

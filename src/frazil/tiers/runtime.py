@@ -6,12 +6,9 @@ the tiers. A publish waits for neither, except in the red zone.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 from frazil.background import Task
 from frazil.errors import Closed, FrazilError, NotFound, Unavailable
@@ -28,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from frazil.metadata import MetadataStore
+    from frazil.tiers.disk.maintenance import Staged
     from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["CommitDue", "Tiers"]
+__all__ = ["Tiers"]
 
 INDEX_SHARE: Final = 0.25
 """The key indexes of all topics take at most this share of the budget."""
@@ -53,25 +51,12 @@ QUEUE_SHOWN_MAX: Final = 100
 DISK_LIMITS = DiskTierLimits()
 
 
-class CommitDue(msgspec.Struct, frozen=True):
-    """A topic whose staged files the lake should commit, and why."""
-
-    topic: str
-    reasons: tuple[str, ...]
-    offset_first: int
-    offset_end: int
-    files: int
-    bytes: int
-    since_us: int
-
-
 class Tiers:
     """Memory and disk of all topics of one engine.
 
     Attributes:
         queue: the topics whose staged files the lake should commit, by id.
         suspect: the metadata may have lost files.
-        throttle: called with the bytes that a flush writes; may wait.
         write_stats: writes the statistics file; set by the engine.
     """
 
@@ -81,9 +66,8 @@ class Tiers:
         self.clock = engine.clock
         self._threads = threads
         self.write_stats: Callable[[], None] = lambda: None
-        self.throttle: Callable[[int], None] | None = None
         self.suspect = False
-        self.queue: dict[int, CommitDue] = {}
+        self.queue: dict[int, Staged] = {}
         self.fired: Counter[str] = Counter()
         self._topics: dict[int, TopicTiers] = {}
         self._to_release: deque[tuple[float, int, int]] = deque()
@@ -113,11 +97,11 @@ class Tiers:
             pause_s=lambda: max(MOVE_PAUSE_S, MOVE_PAUSE_TOPIC_S * len(self._topics)),
             failed_event="tiers_failed",
         )
-        # Without threads time passes as the simulation says, and memory is what it counts.
-        simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "wait": _no_wait}
-        self.pressure = pressure = Pressure(
-            engine.settings.memory, engine.clock, wake=self._fold.wake, **simulated
-        )
+        # Without threads memory is what is counted, and a publish cannot wait for another step.
+        simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "sleep": lambda _s: None}
+        memory = engine.settings.memory
+        memory = memory if threads else memory.model_copy(update={"wait_s": 0.0})
+        self.pressure = pressure = Pressure(memory, engine.clock, wake=self._fold.wake, **simulated)
         pressure.add_source("batches", self._memory_bytes)
         pressure.add_source("index", self._index_bytes)
         pressure.add_source("deletion_vectors", self.retention.vectors_bytes, share=VECTORS_SHARE)
@@ -326,7 +310,6 @@ class Tiers:
             task.run("commit", self.judge_commits)
         if task.is_due("disk", 1.0):
             task.run("cap", self.retention.check_cap)
-            task.run("writable", self.retention.check_writable)
             task.run("retention", self.retention.retain)
             task.run("deleted", self.retention.drop_deleted)
             for topic in self.topics:
@@ -450,13 +433,9 @@ class Tiers:
             fired = disk_signals(facts, self.limits(topic)) if staged.files else ()
             known = self.queue.pop(topic.id, None)
             if fired:
-                self.queue[topic.id] = CommitDue(
+                self.queue[topic.id] = staged._replace(
                     topic=topic.name,
                     reasons=tuple(each.reason for each in fired),
-                    offset_first=staged.offset_first,
-                    offset_end=staged.offset_end,
-                    files=staged.files,
-                    bytes=staged.bytes,
                     since_us=now_us if known is None else known.since_us,
                 )
 
@@ -488,13 +467,6 @@ class Tiers:
                 "purposes": self.disk.space.purposes(),
                 "files": sum(len(self.disk.files(topic)) for topic in self.disk.catalog.topics),
             },
-            "commit_queue": [
-                msgspec.to_builtins(due) for due in list(self.queue.values())[:QUEUE_SHOWN_MAX]
-            ],
+            "commit_queue": [due._asdict() for due in list(self.queue.values())[:QUEUE_SHOWN_MAX]],
             "errors": self.errors,
         }
-
-
-def _no_wait(event: threading.Event, timeout_s: float) -> bool:
-    del timeout_s
-    return event.is_set()

@@ -18,7 +18,7 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.log import RANGE_GAP, RANGE_LOST, SpecialRange, logged_runs
-from frazil.schema import KeyShape, plan_read
+from frazil.schema import plan_read
 from frazil.telemetry import event
 from frazil.tiers.chunk import batch_with_system, chunk_of, chunk_of_history
 from frazil.tiers.disk.format import SentRun, kept_runs
@@ -97,7 +97,6 @@ class TopicTiers:
             )
             self.keyed.on_flushed(flushed)
         self._schemas: dict[int, pa.Schema] = {}
-        self._shapes: dict[int, KeyShape] = {}
         self._partitioners: dict[int, Partitioner] = {}
         # From here on the journal appends what it writes.
         self.state.memory = self.memory
@@ -113,13 +112,6 @@ class TopicTiers:
     def flushed(self) -> int:
         """Return the offset below which everything is in files."""
         return self.disk.flushed(self.id)
-
-    def shape(self, version: int, schema: pa.Schema) -> KeyShape:
-        """Return the key columns of one version of the columns."""
-        shape = self._shapes.get(version)
-        if shape is None:
-            shape = self._shapes[version] = KeyShape(schema, self.state.spec.primary_key)
-        return shape
 
     def facts(self, usage_ratio: float, now_us: int) -> MemoryFacts:
         """Return the facts that the signals judge."""
@@ -240,7 +232,8 @@ class TopicTiers:
 
     def _key_rows_of(self, file: DiskFile) -> Iterator[KeyRows]:
         readers = self.disk.readers
-        names = KeyShape(self.schema_of(file.schema), self.state.spec.primary_key).names
+        assert self.keyed is not None
+        names = self.keyed.shape_of(file.schema).names
         for number in range(readers.reader(file).groups):
             check_watch()
             batch = readers.read(file, number, ("_offset", "_op", "_present", *names))
@@ -351,7 +344,6 @@ class TopicTiers:
             columns,
             self._rows(chosen, first, end, columns),
             gaps=self._gaps(first, end) + self._gap_freed(first, end, chosen),
-            throttle=self._tiers.throttle,
         )
         self.flushes += 1
         self.flushed_bytes += sum(file.bytes for file in files)
@@ -368,7 +360,7 @@ class TopicTiers:
             topic=self.id,
             schema=self._file_schema(columns),
             version=columns.version,
-            shape=self.shape(columns.version, columns.schema) if self.keyed_topic else None,
+            shape=None if self.keyed is None else self.keyed.shape_of(columns.version),
             partitioner=self.partitioner(columns.version, columns.schema),
             first=first,
             end=end,

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from frazil.errors import Overloaded, Unavailable
+from frazil.tiers import topic_tiers
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.tier_world import noise
 
@@ -25,11 +26,17 @@ def until(holds):
         time.sleep(0.01)
 
 
-def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path):
+def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path, monkeypatch):
     """Records that cannot be flushed fill memory; the query is told why it ended, and runs later."""
     flushing, ended = threading.Event(), []
+    flush_set = topic_tiers.flush_set
+
+    def held(disk, **options):
+        flushing.wait(WAIT_S)
+        return flush_set(disk, **options)
+
+    monkeypatch.setattr(topic_tiers, "flush_set", held)
     with open_small(tmp_path, memory={"budget_bytes": BUDGET, "wait_s": 0.2}) as db:
-        db.tiers.throttle = lambda _size: flushing.wait(WAIT_S)
         topic = db.create_topic("t")
         topic.append(b"x")
 

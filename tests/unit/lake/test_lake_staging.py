@@ -16,7 +16,7 @@ from frazil.lake.plan import (
 )
 from frazil.log import SpecialRange
 from frazil.model import TopicSpec, topic_uid
-from frazil.tiers import DiskFile, Member, TopicFiles, TopicMarks
+from frazil.tiers import DiskFile, TopicFiles, TopicMarks
 from frazil.topic import TierWaits
 
 
@@ -26,7 +26,9 @@ def file(first, end, *, number=0, rows=None, schema=1, gaps=(), last=None):
     return DiskFile(
         topic=7,
         name=name,
-        members=(Member(first, end, 1, name),),
+        set_first=first,
+        set_end=end,
+        set_files=1,
         offset_first=first,
         offset_last=(end if last is None else last + 1) - 1,
         rows=end - first if rows is None else rows,

@@ -168,7 +168,7 @@ class KeyedTopic:
             live = chunk.live(end)
             batch = batch_with_system(chunk)
             rows += (batch if live is None else batch.filter(pa.array(live))).to_pylist()
-        dead = set(state.disk_dead(end, cut).tolist())
+        dead = set(state.vectors.below(cut=cut, end=end).tolist())
         rows += [
             row
             for row in self.files.rows()

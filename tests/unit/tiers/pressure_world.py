@@ -25,20 +25,17 @@ class World:
         self.waited_s = []
         self.while_waiting = []
         self.pressure = Pressure(
-            self.settings, self.clock, rss=lambda: self.rss, wait=self.wait, reclaim=self.reclaim
+            self.settings, self.clock, rss=lambda: self.rss, sleep=self.sleep, reclaim=self.reclaim
         )
         self.pressure.add_source("batches", lambda: self.batches)
         self.pressure.add_source("index", lambda: self.index)
 
-    def wait(self, event, seconds):
-        """Let simulated time pass; what a test planned happens at the start of the wait."""
+    def sleep(self, seconds):
+        """Let simulated time pass; what a test planned happens before it."""
         self.waited_s.append(seconds)
         if self.while_waiting:
             self.while_waiting.pop(0)()
-        if event.is_set():
-            return True
         self.clock.advance(seconds)
-        return False
 
     def reclaim(self):
         self.reclaims += 1

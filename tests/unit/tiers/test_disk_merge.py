@@ -8,7 +8,7 @@ from frazil.errors import Unavailable
 from frazil.log import RANGE_GAP
 from frazil.tiers.disk import writer as disk_merge
 from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
-from frazil.tiers.disk.format import DiskFile, Member
+from frazil.tiers.disk.format import DiskFile
 from frazil.tiers.disk.writer import choose_run, merge_once
 from tests.support import Fault, FaultyFileSystem, SimulatedCrash
 from tests.unit.tiers.disk_world import (
@@ -159,7 +159,9 @@ def spans(*sizes, committed=0, versions=None, partition=""):
             DiskFile(
                 topic=TOPIC,
                 name=name,
-                members=(Member(first, first + 10, 1, name),),
+                set_first=first,
+                set_end=first + 10,
+                set_files=1,
                 offset_first=first,
                 offset_last=first + 9,
                 rows=10,

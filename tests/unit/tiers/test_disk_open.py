@@ -7,7 +7,7 @@ import pytest
 from frazil.errors import CorruptionError
 from frazil.metadata import Transaction
 from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
-from frazil.tiers.disk.format import DiskFile, Member, SetName, set_name
+from frazil.tiers.disk.format import DiskFile, SetName, set_name
 from frazil.tiers.disk.plan import plan_topic
 from frazil.tiers.disk.writer import merge_once
 from tests.support import SimulatedCrash
@@ -273,7 +273,9 @@ def disk_file(first, end, *, number=0, total=1, set_id="00000001", name=None):
     return DiskFile(
         topic=TOPIC,
         name=name,
-        members=(Member(first, end, total, name),),
+        set_first=first,
+        set_end=end,
+        set_files=total,
         offset_first=first,
         offset_last=end - 1,
         rows=end - first,

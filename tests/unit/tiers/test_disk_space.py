@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-
 import pytest
 
 from frazil.errors import NotFound
@@ -179,43 +176,6 @@ def test_the_committed_mark_never_goes_back():
     world.tier.set_committed(TOPIC, 60)
     world.tier.set_committed(TOPIC, 40)
     assert world.reopened().tier.committed(TOPIC) == 60
-
-
-def test_a_forgotten_pin_is_closed():
-    """A pin that is garbage keeps nothing."""
-    world = opened()
-    world.tier.pins.pin(world.tier.files(TOPIC))
-    gc.collect()
-    world.tier.space.expire(TOPIC, 100)
-    assert world.files.paths() == []
-
-
-@pytest.mark.parametrize("holder", ["readers", "rows", "verifier"])
-def test_the_collector_never_removes_a_file(holder):
-    """A forgotten pin is collected under any lock without waiting; its file goes soon after."""
-    world = opened()
-    pin = world.tier.pins.pin(world.tier.files(TOPIC))
-    world.tier.space.expire(TOPIC, 100)
-    pin.itself = pin
-    del pin
-    tier = world.tier
-    locks = {
-        "readers": tier.readers._open._lock,
-        "rows": tier.readers._groups._lock,
-        "verifier": tier.damage._lock,
-    }
-
-    def collect():
-        with locks[holder]:
-            gc.collect()
-
-    thread = threading.Thread(target=collect, daemon=True)
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert world.files.paths() != []
-    assert world.tier.space.usage() == 0
-    assert world.files.paths() == []
 
 
 def test_the_use_of_files_that_are_gone_is_forgotten():

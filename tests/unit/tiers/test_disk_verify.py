@@ -65,11 +65,9 @@ def test_scrubbing_finds_silent_damage():
     """Files that were not verified for long are read, though nothing about them changed."""
     world = opened()
     broken = world.tier.files(TOPIC)[1]
-    seen = world.tier.damage._seen[TOPIC, broken.name]
     flip(world, broken)
-    world.tier.damage._seen[TOPIC, broken.name] = seen._replace(
-        modified_ns=world.files.stat(world.tier.path(broken)).modified_ns
-    )
+    modified_ns = world.files.stat(world.tier.path(broken)).modified_ns
+    world.tier.damage._seen[TOPIC, broken.name] = (modified_ns, broken.bytes)
     assert world.tier.damage.verify(broken) == "", "a stat alone cannot see it"
     assert world.tier.damage.scrub_once() == 0, "not due yet"
     world.clock.advance(int(25 * 3600 * 1e6))

@@ -249,7 +249,7 @@ def entries_of(world):
     """Return {row in files: superseding change}, as far as the snapshots up to the end tell."""
     found = {}
     for end in range(world.end + 1):
-        for row in world.state.disk_dead(end, world.end).tolist():
+        for row in world.state.vectors.below(cut=world.end, end=end).tolist():
             found.setdefault(row, end - 1)
     return found
 

@@ -280,12 +280,3 @@ def test_a_read_error_is_told_from_damage():
         file.read()
     assert source.error is not None
     source.release()
-
-
-def test_the_throttle_sees_every_byte():
-    """A throttle is told of all bytes of the file."""
-    system = file_system()
-    schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    seen = []
-    facts = write(system, schema, [rows(schema, 5000)], throttle=seen.append)
-    assert sum(seen) == facts.bytes

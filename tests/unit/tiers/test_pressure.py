@@ -10,7 +10,7 @@ import pytest
 from frazil.clock import SystemClock
 from frazil.config import MemorySettings
 from frazil.errors import Overloaded
-from frazil.tiers.pressure import RSS_BASE_BYTES, Pressure
+from frazil.tiers.pressure import RED_POLL_S, RSS_BASE_BYTES, Pressure
 from frazil.tiers.zones import GREEN, RED, YELLOW
 from tests.unit.tiers.pressure_world import BUDGET, POINT, World
 
@@ -210,7 +210,7 @@ def test_red_refuses_at_the_deadline(world):
     world.fill(85)
     with pytest.raises(Overloaded, match="memory is nearly full") as caught:
         world.pressure.admit()
-    assert world.waited_s == [5.0]
+    assert sum(world.waited_s) == pytest.approx(5.0)
     assert caught.value.details["retry_after_ms"] == 1000
     assert caught.value.details["budget_bytes"] == BUDGET
     assert caught.value.details["used_bytes"] == round(85 * POINT)
@@ -227,7 +227,7 @@ def test_the_deadline_can_be_the_callers(world):
     assert world.waited_s == []
     with pytest.raises(Overloaded):
         world.pressure.admit(0.25)
-    assert world.waited_s == [0.25]
+    assert sum(world.waited_s) == pytest.approx(0.25)
 
 
 def test_a_refusal_because_of_the_resident_size_names_the_setting(world):
@@ -243,13 +243,13 @@ def test_the_end_of_red_lets_waiting_publishes_through(world):
     world.fill(85)
     world.while_waiting.append(lambda: world.fill(70))
     world.pressure.admit()
-    assert world.waited_s == [5.0, pytest.approx(0.05)]
+    assert world.waited_s == [RED_POLL_S, pytest.approx(0.05)]
     found = world.pressure.snapshot()
     assert (found.waits, found.delays, found.refusals) == (1, 1, 0)
 
 
 def test_a_publish_waits_on_when_red_comes_back(world):
-    """Woken into the next red, it waits for what is left of its time."""
+    """In the next red it waits for what is left of its time."""
     world.fill(85)
 
     def flicker():
@@ -260,7 +260,7 @@ def test_a_publish_waits_on_when_red_comes_back(world):
     world.while_waiting.append(flicker)
     with pytest.raises(Overloaded):
         world.pressure.admit()
-    assert world.waited_s == [5.0, pytest.approx(3.0)]
+    assert sum(world.waited_s) == pytest.approx(3.0)
     assert world.pressure.snapshot().waits == 1
 
 
@@ -362,11 +362,11 @@ def test_what_red_calls_may_free_memory_at_once(world):
 
 
 def test_closing_lets_everybody_through(world):
-    """A closed engine's door is open and stays so: the queue behind it refuses."""
+    """A closed engine admits every publish: the closed queue refuses them."""
     world.fill(85)
     world.while_waiting.append(world.pressure.close)
     world.pressure.admit()
-    assert world.waited_s == [5.0]
+    assert world.waited_s == [RED_POLL_S]
     world.fill(90)
     assert world.pressure.level == GREEN
 

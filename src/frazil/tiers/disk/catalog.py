@@ -86,7 +86,6 @@ class TopicFiles:
         "_ends",
         "_firsts",
         "_gap_firsts",
-        "_hole_firsts",
         "_times",
         "by_last",
         "by_name",
@@ -112,7 +111,6 @@ class TopicFiles:
         self._gap_firsts = [gap.first for gap in self.gaps]
         self.spans = tuple(_spans(self.files))
         self.holes = tuple(_holes(self.spans, marks))
-        self._hole_firsts = [first for first, _ in self.holes]
         self.size = sum(file.size for file in self.files)
 
     @property
@@ -124,18 +122,6 @@ class TopicFiles:
     def flushed(self) -> int:
         """Return the offset after the last one that is held."""
         return self.marks.flushed
-
-    def changed(
-        self,
-        *,
-        add: Iterable[DiskFile] = (),
-        remove: Iterable[DiskFile] = (),
-        marks: TopicMarks | None = None,
-    ) -> TopicFiles:
-        """Return a picture with files added, removed or both."""
-        gone = {file.name for file in remove}
-        kept = [file for file in self.files if file.name not in gone]
-        return TopicFiles(self.topic, [*kept, *add], marks or self.marks)
 
     def overlapping(self, first: int, end: int) -> list[DiskFile]:
         """Return the files that may have a row in `[first, end)`, in order."""
@@ -163,10 +149,7 @@ class TopicFiles:
 
     def hole_at(self, offset: int) -> tuple[int, int] | None:
         """Return the range that no set covers around an offset."""
-        index = bisect_right(self._hole_firsts, offset) - 1
-        if index >= 0 and self.holes[index][1] > offset:
-            return self.holes[index]
-        return None
+        return next((hole for hole in self.holes if hole[0] <= offset < hole[1]), None)
 
 
 def _by_first(file: DiskFile) -> tuple[int, int, str]:
@@ -281,7 +264,9 @@ class DiskCatalog:
             puts[_key(topic, MARKS)] = msgspec.msgpack.encode(marks)
             deletes = tuple(_key(topic, file.name) for file in remove)
             self._store.commit(Transaction(puts=puts, deletes=deletes))
-            self._pictures[topic] = picture.changed(add=add, remove=remove, marks=marks)
+            gone = {file.name for file in remove}
+            kept = [file for file in picture.files if file.name not in gone]
+            self._pictures[topic] = TopicFiles(topic, [*kept, *add], marks)
 
     def check_owner(self) -> None:
         """Raise `Closed` in a child of the process that opened the tier."""

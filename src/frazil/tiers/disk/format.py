@@ -20,7 +20,7 @@ import pyarrow.types as pt
 
 from frazil.errors import CorruptionError
 from frazil.log import OFFSET_FIELD, TIME_FIELD, SpecialRange
-from frazil.schema import ID_KEYS
+from frazil.schema.keys import column_id
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ __all__ = [
     "DiskFile",
     "FileFacts",
     "FileLabel",
-    "Member",
     "SentRun",
     "SetName",
     "column_ranges",
@@ -50,7 +49,6 @@ __all__ = [
 
 # -- column ranges ---------------------------------------------------------------------------------
 
-RangeValue = bool | int | float | str | bytes | None
 COLUMNS_MAX: Final = 100
 """Ranges are kept of so many columns; the footer has those of all."""
 CHARACTERS_MAX: Final = 64
@@ -115,30 +113,24 @@ def _leaves(data_type: pa.DataType) -> int:
 
 
 def _column_range(metadata: pq.FileMetaData, leaf: int, data_type: pa.DataType) -> ColumnRange:
-    low: RangeValue = None
-    high: RangeValue = None
-    nulls: int | None = 0
-    known = True
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        statistics = group.column(leaf).statistics
-        if statistics is None:
-            return ColumnRange()
-        if nulls is not None:
-            nulls = nulls + statistics.null_count if statistics.has_null_count else None
-        if not statistics.has_min_max:
-            # Only nulls, or values too long for statistics.
-            known = known and statistics.null_count == group.num_rows
-            continue
-        first, last = _bounds(statistics, data_type)
-        low = first if low is None or first < low else low  # type: ignore[operator]
-        high = last if high is None or last > high else high  # type: ignore[operator]
-    if not known or low is None:
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    statistics = [group.column(leaf).statistics for group in groups]
+    if any(each is None for each in statistics):
+        return ColumnRange()
+    counted = all(each.has_null_count for each in statistics)
+    nulls = sum(each.null_count for each in statistics) if counted else None
+    bounds = [_bounds(each, data_type) for each in statistics if each.has_min_max]
+    # A group without bounds has only nulls, or values too long for statistics.
+    known = all(
+        each.has_min_max or each.null_count == group.num_rows
+        for each, group in zip(statistics, groups, strict=True)
+    )
+    if not known or not bounds:
         return ColumnRange(None, None, nulls)
-    return ColumnRange(_low(low), _high(high), nulls)
+    return ColumnRange(_low(min(low for low, _ in bounds)), _high(max(b[1] for b in bounds)), nulls)
 
 
-def _bounds(statistics: pq.Statistics, data_type: pa.DataType) -> tuple[RangeValue, RangeValue]:
+def _bounds(statistics: pq.Statistics, data_type: pa.DataType) -> tuple[Any, Any]:
     if pt.is_temporal(data_type):
         low, high = int(statistics.min_raw), int(statistics.max_raw)
         if pt.is_timestamp(data_type) and data_type.unit == "s":
@@ -148,23 +140,16 @@ def _bounds(statistics: pq.Statistics, data_type: pa.DataType) -> tuple[RangeVal
     return statistics.min, statistics.max
 
 
-def _low(value: RangeValue) -> RangeValue:
+def _low(value: Any) -> Any:
     if isinstance(value, (str, bytes)):
         return value[:CHARACTERS_MAX]
-    return _plain(value)
+    return value if isinstance(value, (bool, int, float)) else str(value)
 
 
-def _high(value: RangeValue) -> RangeValue:
-    if isinstance(value, (str, bytes)):
-        # A shortened text would be below some values.
-        return value if len(value) <= CHARACTERS_MAX else None
-    return _plain(value)
-
-
-def _plain(value: object) -> RangeValue:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return str(value)
+def _high(value: Any) -> Any:
+    # A shortened text would be below some values.
+    too_long = isinstance(value, (str, bytes)) and len(value) > CHARACTERS_MAX
+    return None if too_long else value if isinstance(value, bytes) else _low(value)
 
 
 # -- names, labels, facts of a file ---------------------------------------------------------------
@@ -193,24 +178,16 @@ class SetName(NamedTuple):
     id: str
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """The membership of a file in the set that one flush or one merge wrote.
+class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The description of a file in its footer; `name` has the range of its set.
 
     `set_files` is the number of files of the set; 0 if it was not known when the file was written.
     At least one file of a set has it.
     """
 
-    set_first: int
-    set_end: int
-    set_files: int
-    name: str
-
-
-class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The description of a file in its footer."""
-
     topic: int
-    members: tuple[Member, ...]
+    name: str
+    set_files: int
     schema: int
     created_us: int
     partition: str = ""
@@ -233,7 +210,7 @@ class FileLabel(msgspec.Struct, frozen=True, omit_defaults=True):
             label = msgspec.json.decode(metadata[LABEL_KEY], type=learnt(cls))
         except (KeyError, msgspec.MsgspecError, ValueError) as error:
             raise CorruptionError("file has no label", reason=error) from error
-        if label.format != LABEL_FORMAT or len(label.members) != 1:
+        if label.format != LABEL_FORMAT:
             raise CorruptionError("file has another format", format=label.format)
         return label
 
@@ -259,11 +236,15 @@ class DiskFile(FileFacts, frozen=True, kw_only=True, omit_defaults=True):
 
     `offset_first` and `offset_last` are those of its rows; a file without rows only records the
     gaps of its set. One file of each set has `gaps`, the declared and lost ranges of the set.
+
+    A set is what one flush or one merge wrote: the range `[set_first, set_end)` in `set_files`.
     """
 
     topic: int
     name: str
-    members: tuple[Member, ...]
+    set_first: int
+    set_end: int
+    set_files: int
     schema: int
     created_us: int
     partition: str = ""
@@ -271,21 +252,6 @@ class DiskFile(FileFacts, frozen=True, kw_only=True, omit_defaults=True):
     key_bytes: int = 0
     """The size of the file with the map of its keys."""
     gaps: tuple[tuple[int, int, str, str], ...] = ()
-
-    @property
-    def set_first(self) -> int:
-        """Return the first offset of the set it belongs to."""
-        return self.members[0].set_first
-
-    @property
-    def set_end(self) -> int:
-        """Return the offset after the set it belongs to."""
-        return self.members[0].set_end
-
-    def in_set_of(self, count: int) -> DiskFile:
-        """Return the file with the number of files of its set."""
-        member = msgspec.structs.replace(self.members[0], set_files=count)
-        return msgspec.structs.replace(self, members=(member,))
 
     @property
     def dense(self) -> bool:
@@ -308,16 +274,19 @@ class DiskFile(FileFacts, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(SpecialRange(*gap) for gap in self.gaps)
 
 
-def file_of(name: str, label: FileLabel, facts: FileFacts, *, key_bytes: int = 0) -> DiskFile:
+def file_of(label: FileLabel, facts: FileFacts, *, key_bytes: int = 0) -> DiskFile:
     """Return the file that a footer describes."""
+    parsed = parse_name(label.name)
+    assert parsed is not None
     found = msgspec.structs.asdict(facts)
     if not facts.rows:
-        first = label.members[0].set_first
-        found |= {"offset_first": first, "offset_last": first - 1}
+        found |= {"offset_first": parsed.first, "offset_last": parsed.first - 1}
     return DiskFile(
         topic=label.topic,
-        name=name,
-        members=label.members,
+        name=label.name,
+        set_first=parsed.first,
+        set_end=parsed.end,
+        set_files=label.set_files,
         schema=label.schema,
         created_us=label.created_us,
         partition=label.partition,
@@ -363,16 +332,8 @@ def user_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def ids_of(schema: pa.Schema) -> list[int]:
-    """Return the id of each column, negative for one without."""
-    return [_id_of(field, -1 - number) for number, field in enumerate(schema)]
-
-
-def _id_of(field: pa.Field, absent: int) -> int:
-    metadata = field.metadata or {}
-    for key in ID_KEYS:
-        if key in metadata:
-            return int(metadata[key])
-    return absent
+    """Return the id of each column, -1 for one without."""
+    return [column_id(field) for field in schema]
 
 
 def _with_field_id(field: pa.Field) -> pa.Field:
@@ -384,7 +345,7 @@ def _with_field_id(field: pa.Field) -> pa.Field:
         data_type = pa.map_(key, value)
     elif pa.types.is_list(data_type):
         data_type = pa.list_(_with_field_id(data_type.value_field))
-    found = _id_of(field, -1)
+    found = column_id(field)
     metadata = dict(field.metadata or {})
     if found >= 0:
         metadata[FIELD_ID] = b"%d" % found

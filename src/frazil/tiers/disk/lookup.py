@@ -126,7 +126,7 @@ class DiskLookup:
         for group in np.unique(groups).tolist():
             here = np.flatnonzero(groups == group)
             names = ("_offset", "_op", "_present", *shape.names)
-            batch = self._readers.columns(file, group, names)
+            batch = self._readers.group(file, group, names)
             picked = batch.take(pa.array(rows[here] - reader.starts[group]))
             present = picked.column("_present").to_pylist()
             facts = (offsets_of(picked).tolist(), picked.column("_op").to_pylist(), present)
@@ -149,7 +149,7 @@ class DiskLookup:
                 if file.dense:
                     inside = offset - file.offset_first - reader.starts[number]
                 else:
-                    offsets = offsets_of(self._readers.columns(file, number, ("_offset",)))
+                    offsets = offsets_of(self._readers.group(file, number, ("_offset",)))
                     inside = int(np.searchsorted(offsets, offset))
                     if inside == len(offsets) or offsets[inside] != offset:
                         continue
@@ -195,7 +195,7 @@ class DiskLookup:
         shape = reader.shape
         assert shape is not None
         hashes = [
-            shape.hashes(self._readers.columns(file, number, shape.names))
+            shape.hashes(self._readers.group(file, number, shape.names))
             for number in range(reader.groups)
         ]
         built = KeyMap.build(np.concatenate(hashes))

@@ -92,19 +92,15 @@ def _described(
             continue
         try:
             facts, metadata = read_facts(directory.file_system, directory.path(topic, name))
-            label = _label(metadata, topic, name)
+            label = FileLabel.from_metadata(metadata)
         except CorruptionError as error:
             unreadable[name] = str(error)
             continue
-        found.append(file_of(name, label, facts, key_bytes=scanned.keys.get(name, 0)))
+        if (label.topic, label.name) != (topic, name):
+            unreadable[name] = f"file has another name in its label: {label.topic} {label.name}"
+            continue
+        found.append(file_of(label, facts, key_bytes=scanned.keys.get(name, 0)))
     return found, unreadable
-
-
-def _label(metadata: dict[str, str], topic: int, name: str) -> FileLabel:
-    label = FileLabel.from_metadata(metadata)
-    if label.topic != topic or label.members[0].name != name:
-        raise CorruptionError("file has another name in its label", topic=label.topic)
-    return label
 
 
 def _adopt(
@@ -112,7 +108,7 @@ def _adopt(
 ) -> None:
     """Register a set that was found whole."""
     count = len(found.files)
-    files = [file.in_set_of(count) for file in found.files]
+    files = [msgspec.structs.replace(file, set_files=count) for file in found.files]
     fresh = picture.marks.flushed == 0 and not picture.files
     marks = msgspec.structs.replace(
         picture.marks,
@@ -149,13 +145,6 @@ def _warning(what: str, **facts: object) -> str:
 # -- damage ----------------------------------------------------------------------------------------
 
 
-class _Seen(NamedTuple):
-    """The state of a file whose bytes were verified."""
-
-    modified_ns: int
-    size: int
-
-
 class DamagedFiles:
     """Tracks which files were verified and which are damaged. Any thread may use it.
 
@@ -184,7 +173,8 @@ class DamagedFiles:
         self._scrub_interval_us = int(scrub_interval_s * 1_000_000)
         self._lock = threading.Lock()
         self._rebuilding = threading.Lock()
-        self._seen: dict[tuple[int, str], _Seen] = {}
+        self._seen: dict[tuple[int, str], tuple[int, int]] = {}
+        """Time of change and size of the files whose bytes were verified."""
         self._checked_us: dict[tuple[int, str], int] = {}
         self._damaged: dict[tuple[int, str], str] = {}
         self._asked: dict[tuple[int, str], float] = {}
@@ -211,7 +201,7 @@ class DamagedFiles:
             return
         if info is not None and info.size == file.bytes:
             with self._lock:
-                self._seen[file.topic, file.name] = _Seen(info.modified_ns, info.size)
+                self._seen[file.topic, file.name] = (info.modified_ns, info.size)
 
     def note_damage(self, topic: int, name: str, reason: str) -> None:
         """Record that a file is damaged."""
@@ -301,7 +291,7 @@ class DamagedFiles:
             info = file_system.stat(path)
             if info is None:
                 return "file is missing"
-            seen = _Seen(info.modified_ns, info.size)
+            seen = (info.modified_ns, info.size)
             if info.size != file.bytes:
                 return f"file has {info.size} bytes instead of {file.bytes}"
             if not again and self._seen.get(key) == seen:
@@ -355,8 +345,13 @@ class DamagedFiles:
 
 
 class Staged(NamedTuple):
-    """A topic's files that are not committed; times in microseconds."""
+    """A topic's files that are not committed; times in microseconds.
 
+    In the queue of topics to commit it has the topic's name, why, and since when it is due.
+    """
+
+    topic: str = ""
+    reasons: tuple[str, ...] = ()
     files: int = 0
     bytes: int = 0
     partition_bytes_max: int = 0
@@ -398,7 +393,6 @@ class DiskSpace:
 
     def usage(self) -> int:
         """Return the bytes of all files, including those that only a pin keeps."""
-        self._pins.drain()
         pictures = [self._catalog.picture(topic) for topic in self._catalog.topics]
         return sum(picture.size for picture in pictures) + self._pins.retired_bytes
 

@@ -45,8 +45,6 @@ __all__ = [
 
 # -- the file seam --------------------------------------------------------------------------------
 
-SINK_BUFFER_BYTES: Final = 1 << 20
-SINK_DIRECT_BYTES: Final = 256 << 10
 CRC_BYTES: Final = 1 << 20
 FOOTER_BYTES_MAX: Final = 256 << 20
 TAIL_BYTES: Final = 8
@@ -56,35 +54,20 @@ _MAGIC: Final = b"PAR1"
 class SeamSink(io.RawIOBase):
     """A file to write through the seam, from start to end; counts bytes and their checksum."""
 
-    def __init__(
-        self, file_system: FileSystem, path: str, *, throttle: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, file_system: FileSystem, path: str) -> None:
         super().__init__()
         self._file: File = file_system.open(path, "create")
-        self._throttle = throttle
-        self._buffer = bytearray()
-        self._written = 0
-        self._dead = False
+        self._closed = False
+        self.size = 0
         self.crc = 0
-
-    @property
-    def size(self) -> int:
-        """Return how many bytes were written to it."""
-        return self._written + len(self._buffer)
 
     def write(self, data: Buffer, /) -> int:
         view = memoryview(data).cast("B")
-        if self._dead:
+        if not self._closed:
             # An aborted Parquet writer still writes its footer.
-            return len(view)
-        if len(view) >= SINK_DIRECT_BYTES:
-            self._flush_buffer()
-            self._put(view)
-        else:
-            # Copied: pyarrow reuses its buffers.
-            self._buffer += view
-            if len(self._buffer) >= SINK_BUFFER_BYTES:
-                self._flush_buffer()
+            write_fully(self._file, self.size, [view])
+            self.size += len(view)
+            self.crc = zlib.crc32(view, self.crc)
         return len(view)
 
     def tell(self) -> int:
@@ -94,33 +77,19 @@ class SeamSink(io.RawIOBase):
         return True
 
     def finish(self) -> int:
-        """Flush, make the file durable and return the checksum of its footer."""
-        self._flush_buffer()
+        """Make the file durable and return the checksum of its footer."""
         self._file.sync()
-        file = self._file
-        crc = _footer_crc(lambda at, size: read_fully(file, at, size), self._written)
-        self._dead = True
+        crc = _footer_crc(lambda at, size: read_fully(self._file, at, size), self.size)
+        self._closed = True
         self._file.close()
         return crc
 
     def abort(self) -> None:
         """Ignore all further writes; the file stays as it is."""
-        if not self._dead:
-            self._dead = True
+        if not self._closed:
+            self._closed = True
             with contextlib.suppress(OSError):
                 self._file.close()
-
-    def _flush_buffer(self) -> None:
-        if self._buffer:
-            buffer, self._buffer = self._buffer, bytearray()
-            self._put(memoryview(buffer))
-
-    def _put(self, view: memoryview) -> None:
-        write_fully(self._file, self._written, [view])
-        self._written += len(view)
-        self.crc = zlib.crc32(view, self.crc)
-        if self._throttle is not None:
-            self._throttle(len(view))
 
 
 class SeamSource(io.RawIOBase):
@@ -249,7 +218,6 @@ class RowsWriter:
         key_names: Sequence[str] = (),
         group_rows: int = 64 * 1024,
         group_bytes: int = 64 << 20,
-        throttle: Callable[[int], None] | None = None,
     ) -> None:
         self.path = path
         self.schema = schema
@@ -259,7 +227,6 @@ class RowsWriter:
         self._key_names = key_names
         self._group_rows = group_rows
         self._group_bytes = group_bytes
-        self._throttle = throttle
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
         self._sink: SeamSink | None = None
@@ -354,7 +321,7 @@ class RowsWriter:
     def _open(self, sample: pa.Table | None = None) -> tuple[pq.ParquetWriter, SeamSink]:
         if self._writer is None or self._sink is None:
             repeating = _repeating(self.schema, sample)
-            self._sink = SeamSink(self._file_system, self.path, throttle=self._throttle)
+            self._sink = SeamSink(self._file_system, self.path)
             # Buffered: each of the many small writes would be a call into Python.
             plain = pa.PythonFile(self._sink, mode="w")
             self._stream = pa.BufferedOutputStream(plain, STREAM_BUFFER_BYTES)
@@ -418,15 +385,9 @@ def _has_bloom(data_type: pa.DataType) -> bool:
     Parquet has none for booleans. For binaries DuckDB misreads the filter that Arrow writes, and
     would skip files that have the key.
     """
-    return not (pa.types.is_boolean(data_type) or _is_bytes(data_type))
-
-
-def _is_bytes(data_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_binary(data_type)
-        or pa.types.is_large_binary(data_type)
-        or pa.types.is_fixed_size_binary(data_type)
-    )
+    types = pa.types
+    kinds = (types.is_boolean, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    return not any(is_kind(data_type) for is_kind in kinds)
 
 
 def _facts(

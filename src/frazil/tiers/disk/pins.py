@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,29 +36,18 @@ class FilesPin:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # The garbage collector may run while this thread holds the lock of a cache that removing a
-        # file needs: forgotten files are only noted here.
-        if self._open:
-            self._open = False
-            self._pins.forgotten.append(self.files)
-
 
 class FilePins:
     """Counts the pins of files and removes retired files without a pin.
 
     Args:
         remove: removes a file from its directory; called without a lock held.
-
-    Attributes:
-        forgotten: the files of pins that were never closed; `drain` unpins them.
     """
 
     def __init__(self, remove: Callable[[DiskFile], None]) -> None:
         self._remove = remove
         self._counts: Counter[tuple[int, str]] = Counter()
         self._retired: dict[tuple[int, str], DiskFile] = {}
-        self.forgotten: deque[tuple[DiskFile, ...]] = deque()
         self._lock = threading.Lock()
         self._owner = os.getpid()
 
@@ -72,19 +61,6 @@ class FilePins:
 
     def unpin(self, files: Iterable[DiskFile]) -> None:
         """Unpin files; remove those that were retired meanwhile."""
-        self._let_go(files)
-        self.drain()
-
-    def drain(self) -> None:
-        """Unpin the files of forgotten pins; called now and then where no lock is held."""
-        while True:
-            try:
-                files = self.forgotten.popleft()
-            except IndexError:
-                return
-            self._let_go(files)
-
-    def _let_go(self, files: Iterable[DiskFile]) -> None:
         if os.getpid() != self._owner:
             # A forked child has copies of the pins; the files are its parent's.
             return
@@ -103,7 +79,6 @@ class FilePins:
 
     def retire(self, files: Iterable[DiskFile]) -> None:
         """Remove files that are no longer registered, now or when their last pin is closed."""
-        self.drain()
         gone: list[DiskFile] = []
         with self._lock:
             for file in files:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["FoundSet", "OpenPlan", "plan_topic", "sets_of"]
 
 
+_SetKey = tuple[int, int, str]
+
+
 class FoundSet(NamedTuple):
     """Files of one flush or merge."""
 
@@ -57,11 +60,9 @@ class OpenPlan:
 
 def sets_of(files: Iterable[DiskFile]) -> list[FoundSet]:
     """Group files by their sets, in the order of offsets."""
-    groups: dict[tuple[int, int, str], list[DiskFile]] = defaultdict(list)
+    groups: dict[_SetKey, list[DiskFile]] = defaultdict(list)
     for file in files:
-        member = file.members[0]
-        name = parse_name(member.name)
-        groups[member.set_first, member.set_end, name.id if name else ""].append(file)
+        groups[_set_key(file.name)].append(file)
     return [
         FoundSet(set_id, first, end, tuple(group), _whole(group))
         for (first, end, set_id), group in sorted(groups.items())
@@ -69,8 +70,8 @@ def sets_of(files: Iterable[DiskFile]) -> list[FoundSet]:
 
 
 def _whole(files: Sequence[DiskFile]) -> bool:
-    count = max(file.members[0].set_files for file in files)
-    names = [parse_name(file.members[0].name) for file in files]
+    count = max(file.set_files for file in files)
+    names = [parse_name(file.name) for file in files]
     return count > 0 and {name.number for name in names if name} == set(range(count))
 
 
@@ -98,7 +99,7 @@ def plan_topic(
         (broken if any(_fault(file, sizes) for file in found.files) else held).add(found)
     candidates: list[FoundSet] = []
     for found in sets_of(unknown):
-        if _set_key(found.files[0].members[0].name) in damaged_sets:
+        if _set_key(found.files[0].name) in damaged_sets:
             # All its files existed: it may have been registered, and the log may have freed it.
             _put_aside(plan, found, "a file of its set cannot be read")
         elif found.end <= known.start or held.covers(found):
@@ -123,9 +124,9 @@ def plan_topic(
 
 def _put_unreadable_aside(
     plan: OpenPlan, unreadable: Mapping[str, str], unknown: Sequence[DiskFile]
-) -> set[tuple[int, int, str] | None]:
+) -> set[_SetKey]:
     """Plan for files that cannot be read; return the sets that they belong to."""
-    described = {_set_key(file.members[0].name) for file in unknown}
+    described = {_set_key(file.name) for file in unknown}
     for name, reason in unreadable.items():
         if _set_key(name) in described:
             plan.waiting.append(name)
@@ -134,9 +135,11 @@ def _put_unreadable_aside(
     return {_set_key(name) for name in unreadable}
 
 
-def _set_key(name: str) -> tuple[int, int, str] | None:
+def _set_key(name: str) -> _SetKey:
     parsed = parse_name(name)
-    return None if parsed is None else (parsed.first, parsed.end, parsed.id)
+    # All files of the directory were found by their names.
+    assert parsed is not None
+    return parsed.first, parsed.end, parsed.id
 
 
 def _fault(file: DiskFile, sizes: Mapping[str, int]) -> str:

@@ -138,15 +138,18 @@ class RowsFile:
         self._path = path
         # pyarrow's reader is not safe for two threads at once.
         self._lock = threading.Lock()
-        self._parquet, self._source = open_parquet(file_system, path)
+        try:
+            self._parquet, self._source = open_parquet(file_system, path)
+        except CorruptionError as error:
+            raise damaged_error(file, error) from error
         try:
             self._bind()
+        except (CorruptionError, ValueError, pa.ArrowException) as error:
+            self._source.release()
+            raise damaged_error(file, error) from error
         except OSError:
             self._source.release()
             raise
-        except (CorruptionError, ValueError, pa.ArrowException) as error:
-            self._source.release()
-            raise self._damaged(error) from error
 
     def _bind(self) -> None:
         file, metadata = self.file, self._parquet.metadata
@@ -208,9 +211,9 @@ class RowsFile:
                 failed, self._source.error = self._source.error, None
                 if failed is not None:
                     raise failed from error
-                raise self._damaged(error) from error
+                raise damaged_error(self.file, error) from error
         if batch.num_rows != self.starts[group + 1] - self.starts[group]:
-            raise self._damaged(ValueError("row group has another number of rows"))
+            raise damaged_error(self.file, ValueError("row group has another number of rows"))
         return batch
 
     def release(self) -> None:
@@ -229,15 +232,6 @@ class RowsFile:
             array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
             arrays.append(array if array.type.equals(field.type) else array.cast(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-    def _damaged(self, error: Exception) -> CorruptionError:
-        return CorruptionError(
-            "file of the disk tier is damaged, run `frazil doctor`",
-            path=self._path,
-            offset_first=self.file.offset_first,
-            offset_next=self.file.offset_last + 1,
-            reason=error,
-        )
 
 
 class DiskReaders:
@@ -285,23 +279,14 @@ class DiskReaders:
             raise FileGone(file.name) from error
         except OSError as error:
             raise Unavailable("file cannot be opened, try again", path=path, error=error) from error
-        except CorruptionError as error:
-            raise damaged_error(file, error) from error
 
-    def group(self, file: DiskFile, number: int) -> pa.RecordBatch:
-        """Return a row group with all columns; errors as of `reader`."""
-        key = (file.topic, file.name, number)
-        found = self._groups.get(key)
-        if found is None:
-            found = self.read(file, number)
-            self._groups.put(key, found, found.nbytes)
-        return found
-
-    def columns(self, file: DiskFile, number: int, names: tuple[str, ...]) -> pa.RecordBatch:
-        """Return some columns of a row group; errors as of `reader`."""
-        whole = self._groups.get((file.topic, file.name, number))
+    def group(
+        self, file: DiskFile, number: int, names: tuple[str, ...] | None = None
+    ) -> pa.RecordBatch:
+        """Return a row group, or some of its columns; errors as of `reader`."""
+        whole = self._groups.get((file.topic, file.name, number, None))
         if whole is not None:
-            return whole.select(list(names))
+            return whole if names is None else whole.select(list(names))
         key = (file.topic, file.name, number, names)
         found = self._groups.get(key)
         if found is None:
@@ -323,8 +308,6 @@ class DiskReaders:
             except OSError as error:
                 path = self._directory.path(file.topic, file.name)
                 raise Unavailable("file cannot be read, try again", path=path) from error
-            except CorruptionError as error:
-                raise damaged_error(file, error) from error
 
     def note_use(self, files: Iterable[DiskFile]) -> None:
         """Note that files were read, so that others are evicted before them."""
@@ -365,16 +348,6 @@ class DiskReaders:
         )
 
 
-class _Run(NamedTuple):
-    """Consecutive rows from `offset` on, of files of one schema version."""
-
-    file: DiskFile
-    offset: int
-    batch: pa.RecordBatch
-    ahead: bool
-    """Sorting these rows took work: rows beyond the request are cached."""
-
-
 class StoredRows(NamedTuple):
     """Consecutive rows as files have them: with system columns, under their own version."""
 
@@ -383,6 +356,8 @@ class StoredRows(NamedTuple):
     version: int
     file: DiskFile
     """One of the files that they come from."""
+    ahead: bool = False
+    """Sorting these rows took work: rows beyond the request are cached."""
 
 
 class DiskHistory:
@@ -395,7 +370,7 @@ class DiskHistory:
         self._pins: set[HistoryPin] = set()
         # Re-entrant: the garbage collector may close a forgotten reader at any point.
         self._lock = threading.RLock()
-        self._ahead: LruCache[_Run] = LruCache(4 * AHEAD_BYTES)
+        self._ahead: LruCache[StoredRows] = LruCache(4 * AHEAD_BYTES)
 
     @property
     def cache_bytes(self) -> int:
@@ -452,16 +427,17 @@ class DiskHistory:
             if not picture.start <= offset < picture.flushed:
                 raise NotFound("offset is not in the disk tier", topic=topic, offset=offset)
             found = self._run(picture, offset)
-            batch = found.batch
-            if batch.nbytes > bytes_max:
-                batch = batch.slice(0, max(1, batch.num_rows * bytes_max // batch.nbytes))
-            return StoredRows(batch, offset, found.file.schema, found.file)
+            size = found.batch.nbytes
+            if size <= bytes_max:
+                return found
+            count = max(1, found.batch.num_rows * bytes_max // size)
+            return found._replace(batch=found.batch.slice(0, count))
 
         return self._damage.retried(topic, read)
 
     # -- rows --------------------------------------------------------------------------------------
 
-    def _run(self, picture: TopicFiles, offset: int) -> _Run:
+    def _run(self, picture: TopicFiles, offset: int) -> StoredRows:
         """Return consecutive rows from `offset` on; an error has the range that cannot be read."""
         topic = picture.topic
         ahead = self._ahead.get((topic, offset))
@@ -476,7 +452,7 @@ class DiskHistory:
             return self._dense_run(first[0], offset, limit)
         return self._merged_run(picture, offset, limit)
 
-    def _dense_run(self, file: DiskFile, offset: int, limit: int) -> _Run:
+    def _dense_run(self, file: DiskFile, offset: int, limit: int) -> StoredRows:
         """Return the rest of the row group with the offset; no other file shares its range."""
         end = file.offset_last + 1
         try:
@@ -486,13 +462,13 @@ class DiskHistory:
             end = reader.bounds(number)[1] + 1
             batch = self._readers.group(file, number)
         except CorruptionError as error:
-            raise _over(damaged_error(file, error), offset, end) from error
+            raise _over(error, offset, end) from error
         batch = batch.slice(row - reader.starts[number], limit - offset)
         if int(offsets_of(batch)[0]) != offset:
             raise _over(damaged_error(file, ValueError("row has another offset")), offset, end)
-        return _Run(file, offset, batch, ahead=False)
+        return StoredRows(batch, offset, file.schema, file)
 
-    def _merged_run(self, picture: TopicFiles, offset: int, limit: int) -> _Run:
+    def _merged_run(self, picture: TopicFiles, offset: int, limit: int) -> StoredRows:
         """Sort the rows of all files that share a range of offsets."""
         end = min(limit, offset + _window_rows(picture, offset, limit))
         files = [file for file in picture.overlapping(offset, end) if file.rows]
@@ -520,7 +496,7 @@ class DiskHistory:
                 picture.topic, offset + together - 1, offset + together, "offset is in two files"
             )
         ordered = merged.take(pa.array(order[:together])).combine_chunks().to_batches()
-        return _Run(files[0], offset, ordered[0], ahead=True)
+        return StoredRows(ordered[0], offset, files[0].schema, files[0], ahead=True)
 
     def _add_between(
         self, file: DiskFile, first: int, end: int, pieces: list[pa.RecordBatch]
@@ -530,19 +506,19 @@ class DiskHistory:
         try:
             numbers = self._readers.reader(file).groups_between(first, end)
         except CorruptionError as error:
-            return damaged_error(file, error)
+            return error
         for number in numbers:
             try:
                 batch = self._readers.group(file, number)
             except CorruptionError as error:
-                fault = damaged_error(file, error)
+                fault = error
                 continue
             low, high = np.searchsorted(offsets_of(batch), [first, end])
             if low < high:
                 pieces.append(batch.slice(int(low), int(high - low)))
         return fault
 
-    def _shaped(self, run: _Run, bytes_max: int) -> Batch:
+    def _shaped(self, run: StoredRows, bytes_max: int) -> Batch:
         """Cut a run to the requested bytes; cache the rest for the next read."""
         batch = run.batch
         size = batch.nbytes
@@ -568,7 +544,7 @@ class DiskHistory:
             if best is not None and file.offset_first >= best:
                 break
             for number in range(self._readers.reader(file).groups):
-                rows = self._readers.columns(file, number, ("_offset", "_time"))
+                rows = self._readers.group(file, number, ("_offset", "_time"))
                 times = rows.column("_time").cast(pa.int64()).to_numpy()
                 if times.max() < time_us:
                     continue
@@ -616,7 +592,7 @@ def offsets_of(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 def _moves(written: pa.Schema, wanted: pa.Schema) -> BitmapMoves:
     written_ids, wanted_ids = ids_of(written), ids_of(wanted)
-    if min(wanted_ids, default=-1) < 0 or min(written_ids, default=-1) < 0:
+    if min([*wanted_ids, *written_ids], default=-1) < 0:
         # Columns without ids are the same where their names are.
         names = {name: number for number, name in enumerate(written.names)}
         written_ids = list(range(len(written)))

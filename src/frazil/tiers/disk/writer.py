@@ -20,7 +20,6 @@ from frazil.tiers.disk.format import (
     RUNS_KEY,
     TEMPORARY_SUFFIX,
     FileLabel,
-    Member,
     SetName,
     encode_runs,
     file_of,
@@ -32,7 +31,7 @@ from frazil.tiers.disk.parquet import RowsWriter
 from frazil.tiers.disk.reader import FileGone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
     from typing import Self
 
     import numpy.typing as npt
@@ -83,7 +82,6 @@ class SetWriter:
         shape: the key columns, None for a topic without key.
         gaps: the ranges in `[first, end)` without rows.
         runs: the producers of the records, for the footer of the first file.
-        throttle: called with the bytes as they are written; may wait.
     """
 
     def __init__(
@@ -99,7 +97,6 @@ class SetWriter:
         end: int,
         gaps: Sequence[SpecialRange],
         runs: Sequence[SentRun] = (),
-        throttle: Callable[[int], None] | None = None,
     ) -> None:
         assert first < end
         self._tier = tier
@@ -112,7 +109,6 @@ class SetWriter:
         self._end = end
         self._gaps = tuple((gap.first, gap.end, gap.kind, gap.reason) for gap in gaps)
         self._runs = kept_runs(runs)
-        self._throttle = throttle
         self._id = tier.clock.random_bytes(4).hex()
         self._created_us = tier.clock.now_us()
         self._live: dict[str, _Part] = {}
@@ -170,7 +166,7 @@ class SetWriter:
         total = self._count
         for key in list(self._live):
             self._finish(key, total)
-        files = tuple(file.in_set_of(total) for file in self._done)
+        files = tuple(msgspec.structs.replace(file, set_files=total) for file in self._done)
         self._tier.directory.publish(self._topic, [file.name for file in files])
         # From here on the files are removed only after a definite refusal.
         self._keep = True
@@ -202,7 +198,6 @@ class SetWriter:
             key_names=self._shape.names if self._shape is not None else (),
             group_rows=min(group_rows, KEYED_GROUP_ROWS_MAX) if self._shape else group_rows,
             group_bytes=min(self._limits.writer_bytes_max, ROW_GROUP_BYTES_MAX),
-            throttle=self._throttle,
         )
         self._count += 1
         part = self._live[partition] = _Part(name, partition, writer)
@@ -233,7 +228,8 @@ class SetWriter:
         part = self._live[key]
         label = FileLabel(
             topic=self._topic,
-            members=(Member(self._first, self._end, total, part.name),),
+            name=part.name,
+            set_files=total,
             schema=self._version,
             created_us=self._created_us,
             partition=part.partition,
@@ -245,7 +241,7 @@ class SetWriter:
             metadata[RUNS_KEY] = encode_runs(self._runs)
         facts = part.writer.finish(metadata)
         del self._live[key]
-        self._done.append(file_of(part.name, label, facts))
+        self._done.append(file_of(label, facts))
         if part.hashes:
             keys = KeyMap.build(np.concatenate(part.hashes)).to_bytes()
             # Derived data: the file is complete without it, and the map is built on demand.

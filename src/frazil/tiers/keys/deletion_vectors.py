@@ -48,10 +48,6 @@ class DeletionVector:
         self._pending: list[tuple[Offsets, Offsets]] = []
         self._pending_count = 0
 
-    def __len__(self) -> int:
-        self._merge()
-        return len(self._offsets)
-
     @property
     def nbytes(self) -> int:
         """Return the bytes of all entries; any thread may ask."""

@@ -345,14 +345,6 @@ class KeyedState:
 
     # -- rows in files -----------------------------------------------------------------------------
 
-    def disk_dead(self, end: int, cut: int) -> Offsets:
-        """Return the rows below `cut` that changes below `end` supersede, in order.
-
-        Everything below `end` must be folded. The array is never written to again.
-        """
-        with self.memory.lock:
-            return self.vectors.below(cut=cut, end=end)
-
     def rebuild_disk_dead(self, rows: Callable[[], Iterable[KeyRows]], *, count: int) -> None:
         """Compute the deletion vector of all rows in files, and index their newest changes.
 
