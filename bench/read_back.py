@@ -45,9 +45,10 @@ def _arrow_frames(bench: Bench) -> list[Row]:
     batches = [workload.arrow_batch(number) for number in range(32)]
     count = bench.pick(6000, 1500)
     with workload.open_engine(bench.fresh("arrow")) as engine:
-        topic = engine.create_topic("batches", workload.BATCH_COLUMNS, sync="none")
+        topic = engine.create_topic("batches", workload.BATCH_COLUMNS, sync="periodic")
         for number in range(count):
             topic.append_arrow(batches[number % 32])
+        engine.log.queue.call(engine.log.journal.write_marker)
         records = count * workload.ROWS_IN_BATCH
         paths = workload.journal_files(engine)
         stored = topic.stats()["bytes_stored"]
@@ -77,11 +78,11 @@ def _row_frames(bench: Bench) -> list[Row]:
     with workload.open_engine(bench.fresh("rows")) as engine:
         topics = {
             BYTES: engine.create_topic("bytes"),
-            DICTS_16: engine.create_topic("few-dicts", workload.COLUMNS, sync="none"),
+            DICTS_16: engine.create_topic("few-dicts", workload.COLUMNS, sync="periodic"),
             DICTS: engine.create_topic("dicts", workload.COLUMNS),
-            "frames of one record, bytes": engine.create_topic("one-bytes", sync="none"),
+            "frames of one record, bytes": engine.create_topic("one-bytes", sync="periodic"),
             "frames of one record, dicts": engine.create_topic(
-                "one-dict", workload.COLUMNS, sync="none"
+                "one-dict", workload.COLUMNS, sync="periodic"
             ),
         }
         workload.crowd_on(engine, "bytes", payloads, tasks=TASKS, each=each)
@@ -91,6 +92,7 @@ def _row_frames(bench: Bench) -> list[Row]:
             topics["frames of one record, dicts"].append(dicts[number % 64])
         for _ in range(singles // 16):
             topics[DICTS_16].append_many(dicts[:16])
+        engine.log.queue.call(engine.log.journal.write_marker)
         counts = {name: topic.stats()["message_count"] for name, topic in topics.items()}
         results = in_turn(
             {
@@ -138,12 +140,13 @@ def _small_topic(bench: Bench) -> list[Row]:
     records = [bytes(100)] * 11
     overrides = {"log.segment_bytes_max": 8 << 20, "log.write_bytes_max": 2 << 20}
     with workload.open_engine(path, **overrides) as engine:
-        small = engine.create_topic("small", sync="none")
-        others = [engine.create_topic(f"other-{number}", sync="none") for number in range(9)]
+        small = engine.create_topic("small", sync="periodic")
+        others = [engine.create_topic(f"other-{number}", sync="periodic") for number in range(9)]
         for number in range(rounds):
             small.append(own[number % len(own)])
             for other in others:
                 other.append_many(records)
+        engine.log.queue.call(engine.log.journal.write_marker)
         rows = _bytes_read(engine, "")
     with workload.open_engine(path, **overrides) as engine:
         return rows + _bytes_read(engine, " after a restart")

@@ -36,7 +36,7 @@ from frazil.log import (
 )
 from frazil.log import format as fmt
 from frazil.model import Ack, TopicSpec
-from frazil.schema import Message, RowEncoder, declare_schema, pack_messages
+from frazil.schema import Message, RowEncoder, declare_schema, join_packed, pack_messages
 from tests.support import SimulatedClock, SimulatedFileSystem
 from tests.support.log_limits import set_log_limits
 
@@ -82,12 +82,11 @@ class Writer:
     def __init__(self, file_system: SimulatedFileSystem, directory: str = DIRECTORY) -> None:
         settings = Settings()
         set_log_limits(prefill_bytes=512)
-        log = settings.log.model_copy(update={"reserve_offsets": 100})
         self.journal = Journal.open(
             file_system,
             directory,
             clock=SimulatedClock(SEED, step_us=0),
-            settings=log,
+            settings=settings.log,
             producers=settings.producers,
         )
 
@@ -134,13 +133,13 @@ def write_golden(file_system: SimulatedFileSystem) -> None:
     """Write the directory: a sealed segment, then one that was closed cleanly."""
     schema, batch = arrow_payloads()
     encoder = RowEncoder(declare_schema(COLUMNS))
-    rows = encoder.pack_rows([encoder.values(row) for row in ROWS])
+    rows = join_packed([encoder.pack(encoder.values(row)) for row in ROWS])
     mail = pack_messages([Message(payload=b"mail", key="k", attributes={"a": "b"})])
     writer = Writer(file_system)
     writer.topic(PLAIN_TOPIC, "/default/plain", kind="message")
     writer.topic(ROWS_TOPIC, "/default/rows", kind="table", primary_key=(1,))
     writer.topic(ARROW_TOPIC, "/default/arrow", kind="table")
-    writer.topic(LOOSE_TOPIC, "/default/loose", kind="message", sync="none")
+    writer.topic(LOOSE_TOPIC, "/default/loose", kind="message", sync="periodic")
     for topic in (ROWS_TOPIC, ARROW_TOPIC):
         writer.control(fmt.KIND_SCHEMA, topic, schema, schema=1)
     writer.append(PLAIN_TOPIC, PLAIN, (b"one", b"", b"three"), 3)
@@ -148,7 +147,7 @@ def write_golden(file_system: SimulatedFileSystem) -> None:
     writer.append(ROWS_TOPIC, PinnedCodec(fmt.KIND_ROWS, 1), (rows,), len(ROWS))
     writer.append(ARROW_TOPIC, PinnedCodec(fmt.KIND_ARROW, 1), (batch,), len(ARROW_ROWS))
     writer.append(LOOSE_TOPIC, PinnedCodec(fmt.KIND_ROWS, 0), (mail,), 1)
-    writer.append(LOOSE_TOPIC, PLAIN, (b"reserved",), 1)
+    writer.append(LOOSE_TOPIC, PLAIN, (b"loose",), 1)
     writer.control(fmt.KIND_STATE, PLAIN_TOPIC, msgspec.msgpack.encode((STATE_HOLD, "lake", 2)))
     writer.control(fmt.KIND_STATE, 0, msgspec.msgpack.encode((STATE_FIRST_FREE, "policy", b"kept")))
     writer.control(fmt.KIND_CURSOR, PLAIN_TOPIC, msgspec.msgpack.encode(("reader", b"\x02")))

@@ -127,6 +127,9 @@ class FileSystem(Protocol):
     def allocate(self, path: str, size: int) -> None:
         """Create a file of `size` bytes whose blocks are reserved, or leave nothing behind."""
 
+    def sqlite_vfs(self) -> str:
+        """Return the name of the SQLite VFS that has these files, "" for SQLite's own."""
+
     def lock(self, path: str, holder: str) -> LockHandle:
         """Take the exclusive lock file and write `holder` into it, or raise `LockTaken`."""
 
@@ -276,6 +279,9 @@ class RealFileSystem:
             raise
         finally:
             os.close(descriptor)
+
+    def sqlite_vfs(self) -> str:
+        return ""
 
     def lock(self, path: str, holder: str) -> LockHandle:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW

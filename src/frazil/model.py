@@ -58,7 +58,7 @@ OP_NAMES: Final = {
 WHOLE: Final = -1
 """The part number of a topic without partitions."""
 
-SyncMode = Literal["none", "periodic", "commit"]
+SyncMode = Literal["periodic", "commit"]
 AckLevel = Literal["received", "fsynced", "uploaded", "committed"]
 TopicKind = Literal["message", "table"]
 OnFull = Literal["block", "expire"]

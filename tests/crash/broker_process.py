@@ -25,7 +25,6 @@ SETTINGS = {
     "log.segment_bytes_max": 5 << 18,
     "log.write_bytes_max": 1 << 18,
     "topics.message_bytes_max": 1 << 17,
-    "log.reserve_offsets": 1000,
     "log.ballast_bytes": 0,
     "log.free_bytes_min": 0,
     "log.free_ratio_min": 0.0,

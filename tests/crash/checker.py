@@ -76,15 +76,12 @@ class TopicModel:
     """payload → numbers of the submissions that carried it and were not refused"""
     idempotent: set = attrs.Factory(set)
     """payloads that may never be there twice"""
-    lost: set = attrs.Factory(set)
-    """Offsets that were seen and are gone by a crash, without having been synced."""
     kept_end: int = 0
     """Everything known below it is durable."""
     exposed: int = 0
     """The end of all offsets that ever left the journal."""
     freed_end: int = 0
     """Records below it may be gone, because freeing them was asked for."""
-    gaps_allowed: bool = False
     specs: list = attrs.Factory(list)
     """The definitions it may have: the last acked one and those in doubt behind it."""
     schemas: dict = attrs.Factory(dict)
@@ -94,7 +91,6 @@ class TopicModel:
 
     def __attrs_post_init__(self):
         self.specs.append(self.spec)
-        self.gaps_allowed = self.spec.sync != "commit"
 
     def bind(self, offset, payload):
         """An offset was seen to hold a payload: it must be the only one for ever."""
@@ -135,12 +131,12 @@ def read_all(journal, topic_id, *, offset=None, damaged=False):
     state.codec = PayloadDecoder(state)
     offset = state.start if offset is None else offset
     records, gaps, lost = [], [], []
-    while offset < state.visible:
+    while offset < state.durable:
         try:
             piece = source.read(topic_id, offset=offset, bytes_max=READ_BYTES)
         except CorruptionError as error:
             require(damaged, "undamaged data cannot be read", topic=topic_id, error=str(error))
-            following = error.details.get("offset_next", state.visible)
+            following = error.details.get("offset_next", state.durable)
             require(following > offset, "damage does not say where to go on", error=str(error))
             lost.append((offset, following))
             offset = following
@@ -208,30 +204,27 @@ def check_topic(model, journal, *, damaged=False):
     state = journal.state.topics.get(topic)
     require(state is not None, "topic is lost", topic=topic)
     head = state.next
-    require(state.visible == head == state.durable, "not all is durable", topic=topic, head=head)
+    require(head == state.durable, "not all is durable", topic=topic, head=head)
     require(state.start <= head, "start lies behind the head", topic=topic, start=state.start)
-    require(head >= model.exposed, "head falls below a known end", topic=topic, head=head)
+    require(head >= model.kept_end, "head falls below a known end", topic=topic, head=head)
     records, gaps, lost = read_all(journal, topic, damaged=damaged)
     found = {offset: payload for offset, payload, _time in records}
     holes = {offset for first, end in lost for offset in range(first, end)}
-    for gap in gaps:
-        require(model.gaps_allowed, "gap in a topic of mode commit", topic=topic, gap=gap)
-        holes.update(range(gap.first, gap.end))
+    require(not gaps, "offsets are skipped", topic=topic, gaps=gaps)
     for offset in range(state.start, head):
         require(offset in found or offset in holes, "undeclared gap", topic=topic, offset=offset)
     lost_offsets = {offset for first, end in lost for offset in range(first, end)}
     floor = max(model.freed_end, 0)
-    for offset, payload in model.values.items():
-        if offset >= model.kept_end:
-            if offset not in found:
-                model.lost.add(offset)
-        elif offset >= floor and found.get(offset) != payload and offset not in model.lost:
+    for offset, payload in list(model.values.items()):
+        if offset >= model.kept_end and offset >= head:
+            # It was acked and not synced: the offset may be given again.
+            del model.values[offset]
+        elif offset >= floor and found.get(offset) != payload:
             told = damaged and offset in lost_offsets
             require(told, "fsynced record is lost", topic=topic, offset=offset, value=payload[:24])
     check_read(model, records)
     check_records(model, records)
-    model.exposed = max(model.exposed, head)
-    model.kept_end = head
+    model.exposed = model.kept_end = head
     _check_facts(model, state)
 
 
@@ -240,8 +233,6 @@ def _check_facts(model, state):
     require(state.spec in model.specs, "definition is another one", topic=topic, spec=state.spec)
     model.spec = state.spec
     model.specs = [state.spec]
-    if state.spec.sync != "commit":
-        model.gaps_allowed = True
     for version, data in model.schemas.items():
         require(state.schemas.get(version) == data, "schema is lost", topic=topic, version=version)
     for version, data in state.schemas.items():

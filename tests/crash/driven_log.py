@@ -26,8 +26,7 @@ KNOWN_MAX = 1024
 
 def log_settings(**changes):
     """Settings with small numbers, so that little data reaches every limit."""
-    small = {"segment_bytes_max": 1 << 20, "reserve_offsets": 50}
-    return SETTINGS.log.model_copy(update={**small, **changes})
+    return SETTINGS.log.model_copy(update={"segment_bytes_max": 1 << 20, **changes})
 
 
 def codec_of(topic):

@@ -35,7 +35,6 @@ def settings_for(directory):
     log = LogSettings(
         segment_bytes_max=256 << 10,
         write_bytes_max=64 << 10,
-        reserve_offsets=1000,
         ballast_bytes=0,
         free_bytes_min=0,
         free_ratio_min=0.0,

@@ -25,11 +25,10 @@ DIRECTORIES = ("/data/journal",)
 SETTINGS = tuple(
     LogSettings(
         segment_bytes_max=64 << 10,
-        reserve_offsets=reserve,
         write_bytes_max=write,
         sync_interval_s=1.0,
     )
-    for reserve, write in ((16, 1 << 20), (4, 4096), (64, 2048))
+    for write in (1 << 20, 4096, 2048)
 )
 PREFILL_BYTES = (4096, 0, 1024)
 """What is filled ahead under each of the settings."""

@@ -125,7 +125,7 @@ class MetadataLives:
         if not models or (len(models) < 4 and random.random() < 0.2):
             world.create(
                 kind=random.choice(("message", "table")),
-                sync=random.choice(("commit", "commit", "periodic", "none")),
+                sync=random.choice(("commit", "commit", "periodic", "periodic")),
             )
             return
         model = random.choice(models)

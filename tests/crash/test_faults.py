@@ -73,7 +73,7 @@ class Workload:
     def _life(self, life):
         if not life:
             self.log.create(SAFE, "/default/safe")
-            self.log.create(LOOSE, "/default/loose", sync="none")
+            self.log.create(LOOSE, "/default/loose", sync="periodic")
         for step in range(4):
             self._append(SAFE)
             self._append(LOOSE)
@@ -132,7 +132,9 @@ def check_restart(history, file_system):
             assert not missing, f"acked as fsynced and gone: {missing}"
             assert history.freed or content.start == 0
         new = log.plain(topic, b"after the restart", sync=True)
-        assert new.offset > max(acked, default=-1), "offset used twice"
+        # Of a topic that is not synced with each group, lost offsets are given again.
+        used = acked if topic == SAFE else read
+        assert new.offset > max(used, default=-1), "offset used twice"
     if any(topic == SAFE for topic, _ in history.acked):
         assert SAFE in log.journal.state.topics
     log.close()

@@ -19,6 +19,7 @@ from tests.support import (
     SimulatedCrash,
     SimulatedFileSystem,
 )
+from tests.support.log_limits import set_log_limits
 
 DIRECTORY = "/data/journal/7"
 SPEC = TopicSpec(id=1, name="/default/a", kind="message", created_us=1)
@@ -106,6 +107,7 @@ def test_a_successors_name_does_not_outlive_its_predecessors():
 
 def close_with_failing_sync(payload):
     """Return a disk whose journal was closed, but for the sync of its closing marker."""
+    set_log_limits(prefill_bytes=0)
     disk = new_disk()
     journal = open_journal(disk)
     create(journal)

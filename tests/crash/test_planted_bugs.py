@@ -113,7 +113,7 @@ def _take_data(scanner, head, position, length):
 def crc_without_length(monkeypatch):
     honest = Scanner._skip_fault
 
-    def skip_fault(self, reason):
+    def skip_fault(self):
         data = bytearray(self._file.read_at(self._position, 1 << 20))
         if len(data) >= fmt.FRAME_HEAD_BYTES:
             head = fmt.read_head(data, 0)
@@ -128,7 +128,7 @@ def crc_without_length(monkeypatch):
                 self._position = min(self._position + 16 + head.length, self._end)
                 self.result.end = self._position
                 return
-        honest(self, reason)
+        honest(self)
 
     monkeypatch.setattr(Scanner, "_skip_fault", skip_fault)
 
@@ -137,7 +137,7 @@ def zero_frame_accepted(monkeypatch):
     # Recovery meets the frame again when it writes the tail anew, and refuses what does not follow.
     honest = Scanner._skip_fault
 
-    def skip_fault(self, reason):
+    def skip_fault(self):
         head = self._file.read_at(self._position, fmt.FRAME_HEAD_BYTES)
         places = self.result.places
         if len(head) == fmt.FRAME_HEAD_BYTES and not any(head) and places:
@@ -150,7 +150,7 @@ def zero_frame_accepted(monkeypatch):
             _take_data(self, taken, self._position, fmt.FRAME_HEAD_BYTES)
             self._position += fmt.FRAME_HEAD_BYTES
             self.result.end = self._position
-        honest(self, reason)
+        honest(self)
 
     monkeypatch.setattr(Scanner, "_skip_fault", skip_fault)
 
@@ -193,29 +193,18 @@ def predecessors_cut_ignored(monkeypatch):
     monkeypatch.setattr(Survey, "_settle_older", settle)
 
 
-def reservation_ignored(monkeypatch):
-    honest = opening.declare_gaps
+def unsynced_records_are_shown(monkeypatch):
+    honest = Journal._apply
 
-    def declare(topics, watermarks):
-        for topic in topics:
-            topic.reserved = 0
-        return honest(topics, watermarks)
+    def apply(self, group):
+        honest(self, group)
+        for topic in self._dirty.values():
+            topic.durable = topic.next
 
-    monkeypatch.setattr(opening, "declare_gaps", declare)
+    monkeypatch.setattr(Journal, "_apply", apply)
 
 
 # -- what was found once, planted again -----------------------------------------------------------
-
-
-def reservation_acked_before_its_sync(monkeypatch):
-    honest = Group._reserve_block
-
-    def reserve(self, topic, end):
-        sync = self.sync
-        honest(self, topic, end)
-        self.sync = sync
-
-    monkeypatch.setattr(Group, "_reserve_block", reserve)
 
 
 def repeat_acked_without_its_sync(monkeypatch):
@@ -266,8 +255,7 @@ PLANTS = (
     (metadata_newer_than_log, RewoundSimulation, Profile()),
     (no_marker_after_last_group, LastFrameDamage, Profile()),
     (predecessors_cut_ignored, Simulation, Profile()),
-    (reservation_ignored, Simulation, Profile()),
-    (reservation_acked_before_its_sync, Simulation, Profile()),
+    (unsynced_records_are_shown, Simulation, Profile()),
     (repeat_acked_without_its_sync, Simulation, Profile()),
     (start_of_before_the_freeing, Simulation, Profile()),
     (breaks_behind_the_cut, Simulation, Profile()),

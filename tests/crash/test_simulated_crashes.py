@@ -16,8 +16,6 @@ CHUNKS = 40
 DAMAGE_SEEDS = max(SEEDS // 20, 100)
 
 FOUND = (
-    ("offsets were acked before their reservation was synced", 75),
-    ("a frame used offsets that its own group reserved", 5497),
     ("an entry was answered again when the sync behind its ack failed", 477),
     ("a repeat in the group of its first try was acked without its sync", 549),
     ("a successor's checkpoint had the start from before the freeing", 98),
@@ -51,7 +49,7 @@ def test_what_was_found_stays_closed(seed):
 
 
 def test_the_workload_reaches_what_it_is_for():
-    """The seeds crash in recovery, resume, cut tails, declare gaps, rewrite, free and fail."""
+    """The seeds crash in recovery, resume, cut tails, rewrite, free and fail."""
     reports = []
     crashes = recoveries = freed = 0
     for seed in range(BASE, BASE + 150):
@@ -64,7 +62,6 @@ def test_the_workload_reaches_what_it_is_for():
     assert recoveries > 400
     assert freed > 5
     assert sum(report.resumed for report in reports) > 100
-    assert sum(bool(report.gaps) for report in reports) > 30
     assert sum(report.frames_rewritten > 0 for report in reports) > 50
     assert sum(report.bytes_torn > 0 for report in reports) > 3
 

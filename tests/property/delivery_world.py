@@ -318,7 +318,7 @@ class World:
         self.tell("   to", client.consumer_id, offset, attempt)
         self.check_payload(record)
         assert offset not in self.settled, f"{offset} was delivered after its durable ack"
-        assert offset < self.state.visible, f"{offset} went out before it was durable"
+        assert offset < self.state.durable, f"{offset} went out before it was durable"
         assert attempt <= self.attempts.get(offset, 1), f"{offset}: attempt is not durable"
         assert attempt <= 1 + self.policy.max_redelivery_count, f"{offset} came too often"
         if self.kind in SINGLE and not self.seen[offset]:
@@ -352,7 +352,7 @@ class World:
                 # The journal hands it over when it is written: live delivery needs no reading.
                 for follower in self.state.followers:
                     follower.written(offset, 7, [self.tiers.records[offset]])
-        self.state.visible = self.tiers.end
+        self.state.durable = self.tiers.end
         self.tell("publish to", self.tiers.end)
         for follower in self.state.followers:
             follower.woken()

@@ -325,13 +325,12 @@ def states(draw):
     state.lsn, state.time_us = draw(OFFSETS), draw(OFFSETS)
     state.segment_first = draw(st.integers(0, 1000))
     for topic_id in draw(st.sets(st.integers(1, 9), max_size=3)):
-        sync = draw(st.sampled_from(["none", "periodic", "commit"]))
+        sync = draw(st.sampled_from(["periodic", "commit"]))
         spec = TopicSpec(
             id=topic_id, name=draw(NAMES), kind="message", created_us=draw(OFFSETS), sync=sync
         )
         topic = state.define_topic(spec)
         topic.start, topic.next = sorted((draw(OFFSETS), draw(OFFSETS)))
-        topic.reserved = draw(OFFSETS)
         topic.schemas = draw(st.dictionaries(st.integers(1, 5), st.binary(max_size=9), max_size=2))
         topic.schema_version = max(topic.schemas, default=0)
         topic.holds = draw(st.dictionaries(NAMES, OFFSETS, max_size=2))
@@ -354,7 +353,7 @@ def states(draw):
 
 def facts_of_state(state):
     topics = {
-        t.id: (t.spec, t.next, t.start, t.reserved, t.schemas, t.schema_version, t.holds, t.ranges)
+        t.id: (t.spec, t.next, t.start, t.schemas, t.schema_version, t.holds, t.ranges)
         for t in state.topics.values()
     }
     cursors = {t.id: dict(t.cursors) for t in state.topics.values()}

@@ -7,6 +7,7 @@ from tests.crash.checker import require
 
 def check_query(world, model, random):
     """Ask one random question of SQL and of the model."""
+    world.sync()
     if model.expires:
         # The log may hold on to records whose files retention took.
         model.files_start = world.files_start(model)

@@ -24,7 +24,7 @@ KEYS = (
     (("id", "string"),),
     (("tenant", "string"), ("id", "int")),
 )
-SYNCS = ("commit", "commit", "commit", "periodic", "none")
+SYNCS = ("commit", "commit", "commit", "periodic", "periodic")
 POLICIES = ("ignore", "ignore", "error", "insert")
 MOVES = (
     *("flush", "flush", "flush", "evict", "evict", "round"),

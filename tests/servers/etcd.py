@@ -16,6 +16,7 @@ import pytest
 
 from frazil.config import EtcdSettings
 from tests.servers.running import Server, free_port, free_ports
+from tests.support.log_limits import set_log_limits
 
 DAEMON_VARIABLE = "FRAZIL_TEST_ETCD"
 
@@ -115,6 +116,8 @@ class EtcdServer(Server):
 
     def settings(self, **changes):
         """Return the section of the settings that uses this server."""
+        if "timeout_s" in changes:
+            set_log_limits(etcd_timeout_s=changes.pop("timeout_s"))
         return EtcdSettings(**{"endpoints": self.endpoint, **changes})
 
 

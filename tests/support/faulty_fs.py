@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import attrs
 
 from tests.support.simulated_fs import SimulatedFile
+from tests.support.sqlite_vfs import SeamVFS, register_vfs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,6 +124,7 @@ class FaultyFileSystem:
         self._plan = tuple(plan)
         self._seen = [0] * len(self._plan)
         self._paths_failed: set[str] = set()
+        self._vfs: list[SeamVFS] = []
 
     def open(self, path: str, mode: OpenMode) -> FaultyFile:
         self.enter("open", path)
@@ -170,6 +172,10 @@ class FaultyFileSystem:
     def allocate(self, path: str, size: int) -> None:
         self.enter("allocate", path)
         self.inner.allocate(path, size)
+
+    def sqlite_vfs(self) -> str:
+        self._vfs.append(register_vfs(self))
+        return self._vfs[-1].name
 
     def lock(self, path: str, holder: str) -> LockHandle:
         self.enter("lock", path)

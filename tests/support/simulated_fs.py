@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from frazil.fs import IOV_MAX, FileInfo, LockTaken, Space
 from tests.support.simulated_inode import SECTOR_BYTES, Inode, Survival, sector_count
 from tests.support.simulated_names import Directory, NameTree, fail
+from tests.support.sqlite_vfs import SeamVFS, register_vfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -189,6 +190,7 @@ class SimulatedFileSystem:
         self._used_sectors = 0
         self._tree = NameTree()
         self._locks: dict[str, str] = {}
+        self._vfs: list[SeamVFS] = []
 
     # The contract of `frazil.fs.FileSystem`.
 
@@ -291,6 +293,10 @@ class SimulatedFileSystem:
             if size:
                 file.truncate(size)
             file.close()
+
+    def sqlite_vfs(self) -> str:
+        self._vfs.append(register_vfs(self))
+        return self._vfs[-1].name
 
     def lock(self, path: str, holder: str) -> _SimulatedLock:
         self._check()

@@ -13,7 +13,7 @@ def settings_have_plain_types(settings: Settings) -> None:
     assert_type(settings.data_dir, str)
     assert_type(settings.log.segment_bytes_max, int)
     assert_type(settings.log.sync_interval_s, float)
-    assert_type(settings.log.sync, Literal["none", "periodic", "commit"])
+    assert_type(settings.log.sync, Literal["periodic", "commit"])
     assert_type(settings.topics.auto_create, bool)
     assert_type(settings.origins, dict[str, str])
 

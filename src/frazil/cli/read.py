@@ -144,7 +144,7 @@ class _Cursor:
         self._skip_lost = skip_lost
         self._reader: Reader = topic.tail(start)
         self._gaps_shown = 0
-        self._end = topic.runtime.state.visible
+        self._end = topic.runtime.state.durable
 
     def batches(self) -> Iterator[Batch]:
         """Yield the records up to the head of now."""

@@ -91,8 +91,7 @@ def _in_memory(value: object) -> Mapping[str, object]:
 
 _SYNC_MODES: Final = {
     **dict.fromkeys(("always", "immediate", "every_write", "commit"), "commit"),
-    **dict.fromkeys(("periodic", "interval", "batch"), "periodic"),
-    **dict.fromkeys(("none", "never", "off"), "none"),
+    **dict.fromkeys(("periodic", "interval", "batch", "none", "never", "off"), "periodic"),
 }
 
 

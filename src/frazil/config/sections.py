@@ -53,7 +53,7 @@ class LogSettings(Section):
         128 * MIB, "A segment is sealed when it has this many bytes.", low=64 * KIB, high=16 * GIB
     )
     sync: SyncMode = setting(
-        "commit", "When a publish is acked: after its sync, before a periodic one, or without any."
+        "commit", "When a publish is acked: after its sync, or before a periodic one."
     )
     sync_interval_s: Seconds = setting(
         1.0, "In periodic mode the log is synced at least this often.", low=0, high=HOUR
@@ -69,9 +69,6 @@ class LogSettings(Section):
     )
     compression: Literal["none", "lz4", "zstd"] = setting(
         "none", "How the bodies of frames are compressed."
-    )
-    reserve_offsets: Count = setting(
-        1_000_000, "So many offsets of a topic are reserved at once.", low=1, high=1 << 40
     )
     retention_age_s: Seconds = setting(
         48 * HOUR, "Data that no hold needs is kept for this long.", low=0, high=36_500 * DAY

@@ -10,8 +10,9 @@ import attrs
 
 from frazil.errors import CorruptionError, FrazilError, NotFound, Unavailable
 from frazil.fs import LockTaken, read_fully
-from frazil.log import Found, OpenFiles, Scan, Scanner, Survey, body_hash, read_footer, undeclared
+from frazil.log import Found, OpenFiles, Scan, Scanner, Survey, body_hash, read_footer
 from frazil.log import format as fmt
+from frazil.offsets import RangeSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -286,10 +287,10 @@ def _lost_in_sealed(facts: JournalFacts, footer: Footer, scan: Scan) -> list[Los
             holes += [(entry.first, places.first), (places.end, entry.end)]
         state = survey.state.topics.get(entry.topic)
         for first, end in sorted(holes):
-            known = [] if state is None else state.ranges
+            known = [] if state is None else [special[:2] for special in state.ranges]
             start = first if state is None else max(first, state.start)
             lost += [
                 LostRange(entry.topic, _topic_name(facts, entry.topic), low, high, "damaged")
-                for low, high in undeclared(known, first=start, end=end)
+                for low, high in RangeSet(known).missing(start, end)
             ]
     return lost

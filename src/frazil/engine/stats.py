@@ -183,7 +183,7 @@ def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
             # Changes of rows that only Iceberg has would wait for it: there is no such tier yet.
             tiers["routes"] = {**tiers["routes"], "queued": 0}
     return {
-        "message_count": state.visible - start - missing,
+        "message_count": state.durable - start - missing,
         "bytes_stored": stored,
         "gaps": sum(1 for special in ranges if special.kind == "gap"),
         "lost_records": sum(s.end - s.first for s in ranges if s.kind == "lost"),

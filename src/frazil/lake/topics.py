@@ -712,7 +712,7 @@ def _raise_head(runtime: TopicRuntime, end: int) -> int:
         runtime.log.journal.commit([(None, None, control, 0, size, pending, None)], deliver)
         pending.result()
         # The frame is synced, and with it everything before.
-        state.durable = state.visible = state.next
+        state.durable = state.next
         return end - first
 
     count: int = runtime.log.queue.call(declare)

@@ -66,7 +66,7 @@ from frazil.log.reader import (
     covering,
     lost_error,
 )
-from frazil.log.recovery import LENGTH_UNKNOWN, Found, Survey, replay, undeclared
+from frazil.log.recovery import LENGTH_UNKNOWN, Found, Survey
 from frazil.log.retention import ClockWatch, Policy, RetentionView, held_bytes, segments_to_free
 from frazil.log.runs import logged_runs
 from frazil.log.scan import Scan, Scanner
@@ -180,8 +180,6 @@ __all__ = [
     "prepare",
     "ranges_of",
     "read_footer",
-    "replay",
     "segments_to_free",
     "take_lock",
-    "undeclared",
 ]

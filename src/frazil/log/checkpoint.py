@@ -55,7 +55,7 @@ def encode_checkpoint(state: JournalState, *, lsn: int) -> bytes:
                 ]
             ),
         ),
-        (TAG_TOPICS, _encode([[t.spec, t.next, t.reserved, t.start] for t in topics])),
+        (TAG_TOPICS, _encode([[t.spec, t.next, t.start] for t in topics])),
         (
             TAG_SCHEMAS,
             _encode([[t.id, version, data] for t in topics for version, data in t.schemas.items()]),
@@ -108,10 +108,9 @@ def _fill(state: JournalState, sections: dict[int, bytes]) -> None:
     journal = rows(TAG_JOURNAL, tuple[int, int, int, int, int])
     state.lsn, state.time_us, state.producer_id_last = journal[:3]
     state.segment_first, state.topic_id_last = journal[3:]
-    for spec, following, reserved, start in rows(TAG_TOPICS, list[tuple[TopicSpec, int, int, int]]):
+    for spec, following, start in rows(TAG_TOPICS, list[tuple[TopicSpec, int, int]]):
         topic = state.define_topic(spec)
-        topic.next = topic.durable = topic.visible = following
-        topic.reserved = reserved
+        topic.next = topic.durable = following
         topic.start = start
     for topic_id, version, data in rows(TAG_SCHEMAS, list[tuple[int, int, bytes]]):
         state.topics[topic_id].schemas[version] = data

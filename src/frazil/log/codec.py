@@ -123,7 +123,7 @@ class Tail(Protocol):
     """The memory tier's side of a topic. Called by the journal's thread alone."""
 
     def append(self, entry: TailEntry) -> None:
-        """Take written records; nobody may look at them before the topic's `visible` passes them."""
+        """Take written records; readers see them when the topic's `durable` passes them."""
 
 
 class Sender(NamedTuple):

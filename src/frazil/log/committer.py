@@ -373,7 +373,7 @@ def deliver(waiters: list[Waiter], results: Sequence[Ack | BaseException]) -> No
             continue
 
 
-def settle_futures(futures: list[asyncio.Future[Ack]], results: list[Any]) -> None:
+def settle_futures(futures: list[asyncio.Future[Ack]], results: Sequence[Any]) -> None:
     """Settle futures on their own loop; cancelled ones are passed over."""
     for future, result in zip(futures, results, strict=True):
         if not future.done():

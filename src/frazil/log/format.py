@@ -230,23 +230,6 @@ def head_fault(head_bytes: bytes) -> bool:
     return head_bytes[HEAD_CRC_POSITION : HEAD_CRC_POSITION + 4] != crc.to_bytes(4, "little")
 
 
-def mend_head(head_bytes: bytes) -> FrameHead | None:
-    """Return the fixed fields of a damaged frame: as they are, or with one flipped bit put right.
-
-    None if they cannot be known. The result tells what was lost, it does not restore it.
-    """
-    if len(head_bytes) < FRAME_HEAD_BYTES:
-        return None
-    if not head_fault(head_bytes):
-        return read_head(head_bytes, 0)
-    for bit in range((HEAD_CRC_POSITION + 4) * 8):
-        flipped = bytearray(head_bytes)
-        flipped[bit >> 3] ^= 1 << (bit & 7)
-        if not head_fault(bytes(flipped)):
-            return read_head(flipped, 0)
-    return None
-
-
 def payload_of(buffer: memoryview, position: int, head: FrameHead) -> memoryview:
     """Return the payload of a verified frame, not copied."""
     start = position + FRAME_HEAD_BYTES + head.runs * RUN.size

@@ -1,27 +1,27 @@
-"""Encode a group of waiting entries into frames: offsets, producers, runs, reservations. No I/O.
+"""Encode a group of waiting entries into frames: offsets, producers and their runs. No I/O.
 
 Nothing in the state changes here: a group that cannot be written leaves no trace.
 """
 
 from __future__ import annotations
 
-from itertools import groupby, repeat
+from collections import Counter
+from itertools import repeat
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import pyarrow as pa
 
 from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest, Overloaded
 from frazil.log import format as fmt
-from frazil.log.codec import Control, Payload, TailEntry
+from frazil.log.codec import Control, TailEntry
 from frazil.log.cursor import RANGES_MAX
 from frazil.log.cursor_state import (
     ATTEMPTS_MAX,
     Acked,
     Attempted,
     Change,
-    CursorState,
     Delayed,
     decode_changes,
     fold,
@@ -30,125 +30,15 @@ from frazil.log.state import STATE_PRODUCER, Producer, Sent
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from typing_extensions import Buffer
 
-    from frazil.log.codec import Codec, Entry, Tail, Waiter
+    from frazil.log.codec import Codec, Entry, Sender, Tail, Waiter
+    from frazil.log.segment import Segment
     from frazil.log.state import JournalState, TopicState
 
 __all__ = []
-
-
-class _Trial:
-    """A cursor as the group leaves it: a known one, and changes that are not folded into it."""
-
-    __slots__ = ("attempts", "changes", "known", "ranges")
-
-    def __init__(self, known: CursorState | None) -> None:
-        self.known = known
-        self.changes: list[Change] = []
-        # So many of each the changes may add at most.
-        self.ranges = 0
-        self.attempts = 0
-
-    def has_room(self, own: Sequence[Change]) -> bool:
-        """Tell by counts alone that more changes will fit; False means that it is not certain."""
-        known = self.known
-        if known is None or not all(
-            isinstance(change, Acked | Attempted | Delayed) for change in own
-        ):
-            return False
-        ranges, attempts = _most(own)
-        return (
-            known.range_count + self.ranges + ranges <= RANGES_MAX
-            and len(known.attempts) + self.attempts + attempts <= ATTEMPTS_MAX
-        )
-
-    def after(self, name: str, own: Sequence[Change]) -> CursorState | None:
-        """Work out on a copy what the cursor would be; None if there would be none."""
-        cursors = {} if self.known is None else {name: self.known.copy()}
-        fold(cursors, self.changes)
-        fold(cursors, own)
-        return cursors.get(name)
-
-    def take(self, own: Sequence[Change]) -> None:
-        """Let changes pass that have room."""
-        ranges, attempts = _most(own)
-        self.changes += own
-        self.ranges += ranges
-        self.attempts += attempts
-
-
-class CursorBounds:
-    """The cursor frames of one group: nothing of them is in the state yet.
-
-    Most changes are let pass by a count alone. Only where that says that a cursor may outgrow its
-    bounds, it is worked out on a copy.
-    """
-
-    def __init__(self, state: JournalState) -> None:
-        self._state = state
-        self._trials: dict[tuple[int, str], _Trial] = {}
-
-    def refusal(self, topic_id: int, payload: bytes) -> FrazilError | None:
-        """Return why a frame must not be written, None if it may be."""
-        topic = self._state.topics.get(topic_id)
-        if topic is None:
-            return InvalidRequest("the cursor's topic does not exist", topic_id=topic_id)
-        try:
-            changes = decode_changes(payload)
-        except ValueError as error:
-            return InvalidRequest("changes of a cursor cannot be read", error=error)
-        by_name: dict[str, list[Change]] = {}
-        for change in changes:
-            by_name.setdefault(change.name, []).append(change)
-        worked_out: dict[str, _Trial] = {}
-        for name, own in by_name.items():
-            trial = self._trials.setdefault((topic_id, name), _Trial(topic.cursors.get(name)))
-            if not trial.has_room(own):
-                worked_out[name] = _Trial(trial.after(name, own))
-                error_found = _fault(worked_out[name].known, name)
-                if error_found is not None:
-                    return error_found
-        # Not before all of them may pass: a frame is written whole or not at all.
-        for name, own in by_name.items():
-            if name in worked_out:
-                self._trials[topic_id, name] = worked_out[name]
-            else:
-                self._trials[topic_id, name].take(own)
-        return None
-
-
-def _most(changes: Sequence[Change]) -> tuple[int, int]:
-    """Return how many ranges and attempts changes may add at most."""
-    ranges = attempts = 0
-    for change in changes:
-        if isinstance(change, Acked):
-            ranges += len(change.ranges) // 2
-        elif isinstance(change, Attempted):
-            attempts += len(change.attempts) // 2
-    return ranges, attempts
-
-
-def _fault(cursor: CursorState | None, name: str) -> Overloaded | None:
-    if cursor is not None and cursor.range_count > RANGES_MAX:
-        return Overloaded(
-            "too many acked ranges above the first unacked record, ack the older ones first",
-            subscription=name,
-            ranges_max=RANGES_MAX,
-            acked_below=cursor.acked_below,
-            retry_after_ms=1000,
-        )
-    if cursor is not None and len(cursor.attempts) > ATTEMPTS_MAX:
-        return Overloaded(
-            "too many unacked records were delivered again, ack some of them first",
-            subscription=name,
-            attempts_max=ATTEMPTS_MAX,
-            retry_after_ms=1000,
-        )
-    return None
-
 
 JOIN_BYTES_MAX: Final = 16 << 10
 """Frames up to this size are joined before writing; larger ones are written from where they lie."""
@@ -174,21 +64,104 @@ _waiter_of = itemgetter(5)
 _sender_of = itemgetter(6)
 
 
+class CursorBounds:
+    """Refuses the cursor frames of one group that would let a cursor outgrow its bounds.
+
+    Most changes pass by a count alone. Where the count says that a cursor may outgrow its bounds,
+    the group's changes to it are folded into a copy.
+    """
+
+    def __init__(self, state: JournalState) -> None:
+        self._state = state
+        self._added: Counter[tuple[int, str]] = Counter()
+        """How many ranges and attempts the group adds to a cursor at most."""
+        self._changes: dict[int, list[Change]] = {}
+        """The group's changes by topic: nothing of them is in the state yet."""
+
+    def refusal(self, topic_id: int, payload: bytes) -> FrazilError | None:
+        """Return why a frame must not be written, None if it may be."""
+        topic = self._state.topics.get(topic_id)
+        if topic is None:
+            return InvalidRequest("the cursor's topic does not exist", topic_id=topic_id)
+        try:
+            changes = decode_changes(payload)
+        except ValueError as error:
+            return InvalidRequest("changes of a cursor cannot be read", error=error)
+        added: Counter[tuple[int, str]] = Counter()
+        for change in changes:
+            added[topic_id, change.name] += _added_most(change)
+        earlier = self._changes.setdefault(topic_id, [])
+        crowded = [key[1] for key in added if not self._has_room(topic, key, added[key])]
+        if crowded:
+            error_found = _overgrown(topic, crowded, [*earlier, *changes])
+            if error_found is not None:
+                return error_found
+        # Not before all of them may pass: a frame is written whole or not at all.
+        earlier += changes
+        self._added.update(added)
+        return None
+
+    def _has_room(self, topic: TopicState, key: tuple[int, str], added: int) -> bool:
+        """Tell by counts alone that more changes fit; False means that it is not certain."""
+        known = topic.cursors.get(key[1])
+        if known is None:
+            return False
+        most = self._added[key] + added
+        return known.range_count + most <= RANGES_MAX and len(known.attempts) + most <= ATTEMPTS_MAX
+
+
+def _added_most(change: Change) -> int:
+    """Return how many ranges or attempts a change may add to its cursor at most."""
+    if isinstance(change, Acked):
+        return len(change.ranges) // 2
+    if isinstance(change, Attempted):
+        return len(change.attempts) // 2
+    return 0 if isinstance(change, Delayed) else RANGES_MAX
+
+
+def _overgrown(
+    topic: TopicState, names: Collection[str], changes: Sequence[Change]
+) -> Overloaded | None:
+    """Return the error of a cursor that is too large after the changes, None if there is none."""
+    after = {name: cursor.copy() for name, cursor in topic.cursors.items() if name in names}
+    fold(after, [change for change in changes if change.name in names])
+    for name, cursor in after.items():
+        if cursor.range_count > RANGES_MAX or len(cursor.attempts) > ATTEMPTS_MAX:
+            return Overloaded(
+                "too many acked ranges above the first unacked record, or too many unacked records "
+                "that were delivered again; ack the older ones first",
+                subscription=name,
+                ranges_max=RANGES_MAX,
+                attempts_max=ATTEMPTS_MAX,
+                acked_below=cursor.acked_below,
+                retry_after_ms=1000,
+            )
+    return None
+
+
+class _Batches:
+    """An idempotent producer as the group leaves it: its epoch and the window of its batches."""
+
+    __slots__ = ("epoch", "producer", "window")
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.epoch = producer.epoch
+        self.window = list(producer.window)
+
+
 class Group:
-    """One group of entries as frames ready to be written at `position`."""
+    """One group of entries as frames ready to be written at `position` of the active segment."""
 
     def __init__(
         self,
         state: JournalState,
+        segment: Segment,
         *,
-        salt: bytes,
-        generation: int,
-        lsn: int,
         synced: int,
         time_us: int,
         position: int,
         bytes_max: int,
-        reserve: int,
     ) -> None:
         self.buffers: list[Buffer] = []
         self.size = 0
@@ -202,205 +175,197 @@ class Group:
         """Entries whose records are told that they were written, or that they were not."""
         self.controls: list[tuple[fmt.FrameHead, bytes]] = []
         self.sent: list[tuple[Producer, Sent, int]] = []
-        self.reserved: list[tuple[TopicState, int]] = []
         self.waiters: list[Waiter] = []
         self.results: list[Any] = []
         self.sync = False
-        self.lsn = lsn
-        self._state = state
-        self._salt = salt
-        self._generation = generation
-        self._synced = synced
+        self.lsn = state.lsn
         self.time_us = time_us
+        self._state = state
+        self._segment = segment
+        self._synced = synced
         self._position = position
         self._bytes_max = bytes_max
-        self._reserve = reserve
         self._next: dict[int, int] = {}
-        self._producers: dict[tuple[int, str], Producer] = {}
-        self._windows: dict[tuple[int, str], list[Sent]] = {}
-        self._epochs: dict[tuple[int, str], int] = {}
-        self._repeats: list[tuple[tuple[int, str], int, Entry]] = []
-        self._cursors: CursorBounds | None = None
+        self._producers: dict[tuple[int, str], _Batches] = {}
+        self._repeats: list[tuple[_Batches, Entry]] = []
+        self._cursors = CursorBounds(state)
 
     def encode(self, entries: list[Entry]) -> None:
         """Encode all entries; each waiter gets its ack or its error in `results`."""
         if len(set(map(_topic_of, entries))) == 1:
             self._encode_topic(entries)
-            return
-        for bucket in _by_topic(entries):
-            if len(bucket) == 1:
-                self._encode_single(bucket[0])
-            else:
+        else:
+            buckets: dict[TopicState | None, list[Entry]] = {}
+            for entry in entries:
+                buckets.setdefault(entry[0], []).append(entry)
+            for bucket in buckets.values():
                 self._encode_topic(bucket)
-
-    def _encode_single(self, entry: Entry) -> None:
-        """Encode the only entry of its topic in this group, the plain case without detours."""
-        topic, codec, data, count, _size, waiter, sender = entry
-        if (
-            topic is None
-            or codec is None
-            or codec.solo
-            or count
-            or sender is not None
-            or not topic.sync_on_append
-            or codec.tracked
-            or codec.version != topic.schema_version
-        ):
-            self._encode_topic([entry])
-            return
-        try:
-            payload = codec.encode((data,))
-        except NOT_ENCODABLE as error:
-            self._refuse(topic, entry, _invalid(error))
-            return
-        offset = topic.next
-        self._frame(topic, payload, codec, (data,), offset=offset, count=1, runs=b"")
-        self.waiters.append(waiter)
-        self.results.append(Ack(offset, offset, self.lsn))
-        self.sync = True
-
-    # -- one topic -------------------------------------------------------------------------------
+        if self._repeats:
+            self.finish()
 
     def _encode_topic(self, entries: list[Entry]) -> None:
-        topic = entries[0][0]
-        if len(set(map(_codec_of, entries))) == 1 and not any(map(_sender_of, entries)):
-            codec = entries[0][1]
-            joins = codec is not None and topic is not None and not codec.solo
-            if joins and sum(map(_size_of, entries)) <= self._bytes_max:
-                assert codec is not None
-                assert topic is not None
-                self._encode_same(topic, codec, entries)
-                return
-        batch: list[Entry] = []
+        """Encode entries of one topic: a frame for each run of one codec that is not too large."""
+        topic, codec = entries[0][:2]
+        if (
+            codec is not None
+            and topic is not None
+            and codec.version == topic.schema_version
+            and len(set(map(_codec_of, entries))) == 1
+            and not any(map(_sender_of, entries))
+            and (len(entries) == 1 or not codec.solo)
+            and sum(map(_size_of, entries)) <= self._bytes_max
+        ):
+            self._encode_run(topic, codec, entries)
+            return
+        run: list[Entry] = []
         size = records = 0
         for entry in entries:
-            codec = entry[1]
-            alone = codec is None or codec.solo
-            full = size + entry[4] > self._bytes_max or records + entry[3] > FRAME_RECORDS_MAX
-            if batch and (alone or full or codec is not batch[0][1]):
-                self._encode_checked(topic, batch)
-                batch, size, records = [], 0, 0
-            if codec is None:
+            if entry[1] is None:
+                self._encode_run_of(topic, run)
+                run, size, records = [], 0, 0
                 self._encode_control(entry)
-            elif alone:
-                self._encode_checked(topic, [entry])
-            else:
-                batch.append(entry)
-                size += entry[4]
-                records += entry[3] or 1
-        if batch:
-            self._encode_checked(topic, batch)
+                continue
+            assert topic is not None
+            ready = self._ready(topic, entry)
+            if ready is None:
+                continue
+            codec = ready[1]
+            full = size + ready[4] > self._bytes_max or records + ready[3] > FRAME_RECORDS_MAX
+            if run and (full or codec.solo or codec is not run[0][1]):
+                self._encode_run_of(topic, run)
+                run, size, records = [], 0, 0
+            run.append(ready)
+            size += ready[4]
+            records += ready[3] or 1
+        self._encode_run_of(topic, run)
 
-    def _encode_checked(self, topic: TopicState | None, entries: list[Entry]) -> None:
-        """Encode entries of one codec, repeats of idempotent producers taken out before."""
-        assert topic is not None
-        if any(map(_sender_of, entries)):
-            entries = [entry for entry in entries if self._admit(topic, entry)]
-            if not entries:
-                return
-        codec = entries[0][1]
+    def _encode_run_of(self, topic: TopicState | None, entries: list[Entry]) -> None:
+        if entries:
+            codec = entries[0][1]
+            assert codec is not None
+            assert topic is not None
+            self._encode_run(topic, codec, entries)
+
+    def _ready(self, topic: TopicState, entry: Entry) -> Any:
+        """Return an entry under the topic's current schema; None if it was answered instead."""
+        sender = entry[6]
+        if (
+            sender is not None
+            and sender.producer is not None
+            and not self._admit(topic, entry, sender)
+        ):
+            return None
+        codec = entry[1]
         assert codec is not None
-        self._encode_same(topic, codec, entries)
+        if codec.version == topic.schema_version:
+            return entry
+        try:
+            codec, data = codec.upgraded(entry[2], many=entry[3] > 0)
+        except NOT_ENCODABLE as error:
+            self._refuse_encoding(topic, entry, error)
+            return None
+        return (topic, codec, data, *entry[3:])
 
-    def _encode_same(self, topic: TopicState, codec: Codec, entries: list[Entry]) -> None:
+    def _encode_run(self, topic: TopicState, codec: Codec, entries: list[Entry]) -> None:
         """Encode entries of one topic and one codec into one frame."""
-        if codec.version != topic.schema_version:
-            upgraded = self._upgrade_all(topic, entries)
-            # The columns may change between two of them: a frame for each run of one codec.
-            for own, run in groupby(upgraded, key=_codec_of):
-                assert own is not None
-                self._encode_ready(topic, own, list(run))
-            return
-        self._encode_ready(topic, codec, entries)
-
-    def _encode_ready(self, topic: TopicState, codec: Codec, entries: list[Entry]) -> None:
-        """Encode entries whose codec is final into one frame."""
         singles = not any(map(_count_of, entries))
         records: Sequence[Any]
         if singles:
             records = list(map(_data_of, entries))
-        elif codec.solo or len(entries) == 1:
+        elif len(entries) == 1:
             records = entries[0][2]
         else:
             records = []
             for entry in entries:
-                if entry[3]:
-                    records.extend(entry[2])
-                else:
-                    records.append(entry[2])
+                records += entry[2] if entry[3] else (entry[2],)
         try:
             payload = codec.encode(records)
         except NOT_ENCODABLE as error:
-            self._isolate(topic, codec, entries, _invalid(error))
+            self._isolate(topic, codec, entries, error)
             return
         count = entries[0][3] if codec.solo else len(records)
         offset = self._next.get(topic.id, topic.next)
-        if not topic.sync_on_append:
-            self._reserve_block(topic, offset + count)
-        lsn = self.lsn + 1
-        runs = self._runs(topic, entries, offset, lsn) if any(map(_sender_of, entries)) else b""
-        self._frame(topic, payload, codec, records, offset=offset, count=count, runs=runs)
+        self._next[topic.id] = offset + count
+        lsn = self.lsn = self.lsn + 1
+        senders = [sender for sender in map(_sender_of, entries) if sender is not None]
+        runs = self._runs(topic, entries, offset) if senders else b""
+        head, data, padding, size = fmt.frame_buffers(
+            payload.kind,
+            payload.data,
+            payload.size,
+            payload_crc=payload.crc,
+            offset=offset,
+            salt=self._segment.salt,
+            generation=self._segment.generation,
+            lsn=lsn,
+            synced=self._synced,
+            time_us=self.time_us,
+            topic=topic.id,
+            count=count,
+            schema=codec.version,
+            flags=payload.flags,
+            runs=runs,
+        )
+        if size <= JOIN_BYTES_MAX:
+            self.buffers.append(b"".join((head, data, padding)))
+        else:
+            self.buffers += (head, data, padding) if padding else (head, data)
+        self.data.append((topic, offset, self._position + self.size, size, count))
+        self.size += size
+        if topic.memory is not None:
+            kept = records if codec.readable and topic.spec.primary_key else None
+            tail = TailEntry(
+                offset, count, self.time_us, lsn, payload.kind, payload.flags, codec.version,
+                payload.size, payload.data, kept,
+            )  # fmt: skip
+            self.kept.append((topic.memory, tail))
+        if topic.followers and topic.spec.kind == "message" and not codec.solo:
+            self.live.append((topic, offset, records))
         if codec.tracked:
             self.tracked += entries
-        self._next[topic.id] = offset + count
+        if topic.sync_on_append or any(sender.sync for sender in senders):
+            self.sync = True
         self.waiters += map(_waiter_of, entries)
         if singles:
             offsets = range(offset, offset + count)
             self.results += map(Ack, offsets, offsets, repeat(lsn))
-        else:
-            for entry in entries:
-                end = offset + (entry[3] or 1)
-                self.results.append(Ack(offset, end - 1, lsn))
-                offset = end
-        self._note_levels(topic, entries)
-
-    def _upgrade_all(self, topic: TopicState, entries: list[Entry]) -> list[Entry]:
-        """Bring entries validated under an older schema version to the topic's current one."""
-        result: list[Entry] = []
+            return
         for entry in entries:
-            _topic, old, data, count, size, waiter, sender = entry
-            assert old is not None
-            try:
-                codec, fresh = old.upgraded(data, many=count > 0)
-            except NOT_ENCODABLE as error:
-                self._refuse(topic, entry, _invalid(error))
-                continue
-            result.append((topic, codec, fresh, count, size, waiter, sender))
-        return result
-
-    def _note_levels(self, topic: TopicState, entries: list[Entry]) -> None:
-        """Ask for a sync if one of the entries waits for it."""
-        if topic.sync_on_append or any(s is not None and s.sync for s in map(_sender_of, entries)):
-            self.sync = True
+            end = offset + (entry[3] or 1)
+            self.results.append(Ack(offset, end - 1, lsn))
+            offset = end
 
     def _isolate(
-        self, topic: TopicState, codec: Codec, entries: list[Entry], error: FrazilError
+        self, topic: TopicState, codec: Codec, entries: list[Entry], error: Exception
     ) -> None:
         """Find the entries that cannot be encoded, refuse them alone, and encode the others."""
         if len(entries) == 1:
-            self._refuse(topic, entries[0], error)
+            self._refuse_encoding(topic, entries[0], error)
             return
         good: list[Entry] = []
         for entry in entries:
             try:
                 codec.encode(entry[2] if entry[3] else [entry[2]])
             except NOT_ENCODABLE as own:
-                self._refuse(topic, entry, _invalid(own))
+                self._refuse_encoding(topic, entry, own)
             else:
                 good.append(entry)
-        if good:
-            self._encode_ready(topic, codec, good)
+        self._encode_run_of(topic, good)
 
-    def _refuse(self, topic: TopicState, entry: Entry, error: FrazilError) -> None:
+    def _refuse_encoding(self, topic: TopicState, entry: Entry, error: Exception) -> None:
         sender = entry[6]
         if sender is not None and sender.producer is not None:
             # It was admitted to the window, but no record of it will be written.
-            window = self._windows.get((topic.id, sender.producer))
+            window = self._producers[topic.id, sender.producer].window
             if window and window[-1].sequence == sender.sequence:
                 window.pop()
+        self._refuse(entry, _invalid(error))
+
+    def _refuse(self, entry: Entry, answer: FrazilError | Ack) -> None:
+        """Answer an entry of which nothing is written in this group."""
         self._unwritten(entry)
         self.waiters.append(entry[5])
-        self.results.append(error)
+        self.results.append(answer)
 
     def _unwritten(self, entry: Entry) -> None:
         """Tell the records of an entry that they are not written, before others build on them."""
@@ -410,68 +375,61 @@ class Group:
 
     # -- idempotent producers --------------------------------------------------------------------
 
-    def _admit(self, topic: TopicState, entry: Entry) -> bool:
+    def _admit(self, topic: TopicState, entry: Entry, sender: Sender) -> bool:
         """Tell whether an entry is new; answer a repeat or a misfit at once."""
-        sender = entry[6]
-        if sender is None or sender.producer is None:
-            return True
-        key = (topic.id, sender.producer)
-        producer = self._producers.get(key) or topic.producers.get(sender.producer)
+        name, epoch, sequence = cast("str", sender.producer), sender.epoch, sender.sequence
         count = entry[3] or 1
-        if producer is None:
+        batches = self._producers.get((topic.id, name))
+        if batches is None:
             try:
-                producer = self._register(topic, sender.producer, sender.epoch)
+                producer = topic.producers.get(name) or self._register(topic, name, epoch)
             except NOT_ENCODABLE as error:
-                self._refuse(topic, _without_sender(entry), _invalid(error))
+                self._refuse(entry, _invalid(error))
                 return False
-            self._producers[key] = producer
-        epoch = self._epochs.get(key, producer.epoch)
-        if sender.epoch < epoch:
-            self._refuse(
-                topic,
-                _without_sender(entry),
-                Conflict(
-                    "producer is fenced by a newer epoch",
-                    producer=sender.producer,
-                    epoch=sender.epoch,
-                    epoch_current=epoch,
-                ),
+            batches = self._producers[topic.id, name] = _Batches(producer)
+        if epoch < batches.epoch:
+            fenced = Conflict(
+                "producer is fenced by a newer epoch",
+                producer=name,
+                epoch=epoch,
+                epoch_current=batches.epoch,
             )
+            self._refuse(entry, fenced)
             return False
-        staged = self._windows.setdefault(key, [])
-        if sender.epoch > epoch:
-            staged.clear()
-            self._epochs[key] = sender.epoch
-        known = [] if self._epochs.get(key, producer.epoch) > producer.epoch else producer.window
+        if epoch > batches.epoch:
+            batches.epoch = epoch
+            batches.window = []
         # A window that is still remembered counts, however old: a clock that jumped must not make
         # a repeat pass for new. It is forgotten by age at rotation.
-        window = [*known, *staged]
-        verdict = judge(window, sequence=sender.sequence, count=count, producer=sender.producer)
+        verdict = judge(batches.window, sequence=sequence, count=count, producer=name)
         if verdict is None:
-            staged.append(Sent(sender.sequence, count, -1, -1, self.time_us))
+            batches.window.append(Sent(sequence, count, -1, -1, self.time_us))
             return True
-        if isinstance(verdict, Sent):
-            if verdict.offset < 0:
-                # The first one is in this very group: the repeat gets the ack it will get.
-                self._repeats.append((key, verdict.sequence, entry))
-                self._unwritten(entry)
-                return False
-            last = verdict.offset + verdict.records - 1
-            self._answer(topic, entry, Ack(verdict.offset, last, verdict.lsn))
-            return False
-        self._refuse(topic, _without_sender(entry), verdict)
+        if not isinstance(verdict, Sent):
+            self._refuse(entry, verdict)
+        elif verdict.offset < 0:
+            # The first one is in this very group: the repeat gets the ack it will get.
+            self._unwritten(entry)
+            self._repeats.append((batches, entry))
+        else:
+            self._answer_repeat(topic, entry, verdict)
         return False
 
-    def _answer(self, topic: TopicState, entry: Entry, ack: Ack) -> None:
-        """Answer a repeat; if its first record is not durable yet, a sync comes first."""
-        self._unwritten(entry)
-        self.waiters.append(entry[5])
-        self.results.append(ack)
-        if ack.offset_last >= topic.durable:
-            self._note_levels(topic, [entry])
+    def _answer_repeat(self, topic: TopicState, entry: Entry, sent: Sent) -> None:
+        """Answer a repeat as its first try; if that is not durable yet, a sync comes first."""
+        ack = Ack(sent.offset, sent.offset + sent.records - 1, sent.lsn)
+        sender = entry[6]
+        asks = topic.sync_on_append or (sender is not None and sender.sync)
+        if asks and ack.offset_last >= topic.durable:
+            self.sync = True
+        self._refuse(entry, ack)
 
     def _register(self, topic: TopicState, name: str, epoch: int) -> Producer:
-        producer_id = self._state.producer_id_last + 1 + len(self._producers)
+        new = sum(
+            batches.producer.id > self._state.producer_id_last
+            for batches in self._producers.values()
+        )
+        producer_id = self._state.producer_id_last + 1 + new
         payload = msgspec.msgpack.encode((STATE_PRODUCER, name, (producer_id, epoch)))
         self._state.check_control(fmt.KIND_STATE, topic=topic.id, payload=payload)
         self._control_frame(Control(fmt.KIND_STATE, topic.id, payload))
@@ -483,17 +441,19 @@ class Group:
             window=self._state.producer_window,
         )
 
-    def _runs(self, topic: TopicState, entries: list[Entry], offset: int, lsn: int) -> bytes:
+    def _runs(self, topic: TopicState, entries: list[Entry], offset: int) -> bytes:
+        """Encode whose records a frame has, and put the batches into their windows."""
         runs: list[fmt.Run] = []
         for entry in entries:
             sender, count = entry[6], entry[3] or 1
             if sender is not None and sender.producer is not None:
-                key = (topic.id, sender.producer)
-                producer = self._producers.get(key) or topic.producers[sender.producer]
-                runs.append(fmt.Run(producer.id, sender.epoch, sender.sequence, count))
-                sent = Sent(sender.sequence, count, offset, lsn, self.time_us)
-                self.sent.append((producer, sent, sender.epoch))
-                self._settle_repeats(key, sent)
+                batches = self._producers[topic.id, sender.producer]
+                runs.append(fmt.Run(batches.producer.id, sender.epoch, sender.sequence, count))
+                sent = Sent(sender.sequence, count, offset, self.lsn, self.time_us)
+                self.sent.append((batches.producer, sent, sender.epoch))
+                batches.window = [
+                    sent if each.sequence == sent.sequence else each for each in batches.window
+                ]
             elif runs and not runs[-1].producer:
                 runs[-1] = runs[-1]._replace(records=runs[-1].records + count)
             else:
@@ -501,49 +461,29 @@ class Group:
             offset += count
         return fmt.encode_runs(runs)
 
-    def _settle_repeats(self, key: tuple[int, str], sent: Sent) -> None:
-        window = self._windows[key]
-        for number, staged in enumerate(window):
-            if staged.sequence == sent.sequence:
-                window[number] = sent
-
     def finish(self) -> None:
-        """Answer the repeats of entries that were in this group themselves."""
-        for key, sequence, entry in self._repeats:
-            for sent in self._windows[key]:
-                if sent.sequence == sequence and sent.offset >= 0:
+        """Answer the repeats of entries that are in this group themselves."""
+        for batches, entry in self._repeats:
+            topic, sender = entry[0], entry[6]
+            assert topic is not None
+            assert sender is not None
+            for sent in batches.window:
+                if sent.sequence == sender.sequence and sent.offset >= 0:
                     # The first one may have asked for less than its repeat does.
-                    sender = entry[6]
-                    self.sync = self.sync or (sender is not None and sender.sync)
-                    self.waiters.append(entry[5])
-                    last = sent.offset + sent.records - 1
-                    self.results.append(Ack(sent.offset, last, sent.lsn))
+                    self._answer_repeat(topic, entry, sent)
                     break
             else:
-                self.waiters.append(entry[5])
-                self.results.append(Conflict("the first try of this batch failed, send it again"))
+                error = Conflict("the first try of this batch failed, send it again")
+                self._refuse(entry, error)
 
-    # -- frames ----------------------------------------------------------------------------------
-
-    def _reserve_block(self, topic: TopicState, end: int) -> None:
-        """Reserve offsets that may leave the process before they are synced."""
-        reserved = next((e for t, e in reversed(self.reserved) if t is topic), topic.reserved)
-        if end > topic.reserved:
-            # A block that this very group reserves counts only when it is synced.
-            self.sync = True
-        if end + self._reserve // 2 > reserved:
-            target = end + self._reserve
-            self.reserved.append((topic, target))
-            payload = msgspec.msgpack.encode([(topic.id, target)])
-            self._control_frame(Control(fmt.KIND_MARKER, 0, payload))
+    # -- control frames --------------------------------------------------------------------------
 
     def _encode_control(self, entry: Entry) -> None:
         control = entry[2]
         refusal = self._control_refusal(control)
         if refusal is not None:
             # Written, it could not be applied, now or at any later opening.
-            self.waiters.append(entry[5])
-            self.results.append(refusal)
+            self._refuse(entry, refusal)
             return
         self._control_frame(control)
         self.sync = True
@@ -552,7 +492,6 @@ class Group:
 
     def _control_refusal(self, control: Control) -> FrazilError | None:
         if control.kind == fmt.KIND_CURSOR:
-            self._cursors = self._cursors or CursorBounds(self._state)
             return self._cursors.refusal(control.topic, control.payload)
         try:
             self._state.check_control(
@@ -563,17 +502,15 @@ class Group:
         return None
 
     def _control_frame(self, control: Control) -> None:
-        payload = Payload(control.kind, control.flags, control.payload, len(control.payload))
-        consumes = control.kind not in (fmt.KIND_MARKER, fmt.KIND_CHECKPOINT)
-        lsn = self.lsn + 1 if consumes else self.lsn
+        self.lsn += 1
         head, body, padding, size = fmt.frame_buffers(
-            payload.kind,
-            payload.data,
-            payload.size,
+            control.kind,
+            control.payload,
+            len(control.payload),
             offset=control.offset,
-            salt=self._salt,
-            generation=self._generation,
-            lsn=lsn,
+            salt=self._segment.salt,
+            generation=self._segment.generation,
+            lsn=self.lsn,
             synced=self._synced,
             time_us=self.time_us,
             topic=control.topic,
@@ -582,65 +519,7 @@ class Group:
         )
         self.buffers.append(b"".join((head, body, padding)))
         self.size += size
-        self.lsn = lsn
         self.controls.append((fmt.read_head(head, 0), control.payload))
-
-    def _frame(
-        self,
-        topic: TopicState,
-        payload: Payload,
-        codec: Codec,
-        records: Sequence[Any],
-        *,
-        offset: int,
-        count: int,
-        runs: bytes,
-    ) -> None:
-        self.lsn += 1
-        head, data, padding, size = fmt.frame_buffers(
-            payload.kind,
-            payload.data,
-            payload.size,
-            payload_crc=payload.crc,
-            offset=offset,
-            salt=self._salt,
-            generation=self._generation,
-            lsn=self.lsn,
-            synced=self._synced,
-            time_us=self.time_us,
-            topic=topic.id,
-            count=count,
-            schema=codec.version,
-            flags=payload.flags,
-            runs=runs,
-        )
-        self.data.append((topic, offset, self._position + self.size, size, count))
-        if topic.memory is not None:
-            looked_up = codec.readable and topic.spec.primary_key
-            self.kept.append(
-                (
-                    topic.memory,
-                    TailEntry(
-                        offset,
-                        count,
-                        self.time_us,
-                        self.lsn,
-                        payload.kind,
-                        payload.flags,
-                        codec.version,
-                        payload.size,
-                        payload.data,
-                        records if looked_up else None,
-                    ),
-                )
-            )
-        if topic.followers and topic.spec.kind == "message" and not codec.solo:
-            self.live.append((topic, offset, records))
-        if size <= JOIN_BYTES_MAX:
-            self.buffers.append(b"".join((head, data, padding)))
-        else:
-            self.buffers += (head, data, padding) if padding else (head, data)
-        self.size += size
 
 
 def judge(
@@ -675,20 +554,3 @@ def _invalid(error: Exception) -> FrazilError:
     if isinstance(error, (InvalidRequest, Conflict)):
         return error
     return InvalidRequest("record cannot be encoded; nothing of it was written", error=repr(error))
-
-
-def _by_topic(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
-    """Part entries by topic; the order within each is kept."""
-    buckets: dict[Any, list[Entry]] = {}
-    for entry in entries:
-        topic = entry[0]
-        bucket = buckets.get(topic)
-        if bucket is None:
-            buckets[topic] = [entry]
-        else:
-            bucket.append(entry)
-    return buckets.values()
-
-
-def _without_sender(entry: Entry) -> Entry:
-    return (*entry[:6], None)

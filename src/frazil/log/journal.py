@@ -54,50 +54,33 @@ GROUP_BYTES_MAX: Final = 64 << 20
 """A call larger than this is written and synced in several groups."""
 _codec_of = itemgetter(1)
 _size_of = itemgetter(4)
+_waiter_of = itemgetter(5)
 
 
 def group_end(entries: list[Entry]) -> int:
-    """Return how many entries make the next group: up to a barrier, and not too many bytes."""
-    cut = _barrier(entries)
-    if sum(map(_size_of, entries[:cut])) <= GROUP_BYTES_MAX:
-        return cut
+    """Return how many entries make the next group: up to a barrier, and not too many bytes.
+
+    A barrier is an entry behind which the state has changed under the rest of them.
+    """
+    has_controls = None in set(map(_codec_of, entries))
+    if not has_controls and sum(map(_size_of, entries)) <= GROUP_BYTES_MAX:
+        return len(entries)
     size = 0
-    for number, entry in enumerate(entries[:cut]):
+    for number, entry in enumerate(entries):
         size += entry[4]
         if number and size > GROUP_BYTES_MAX:
             return number
-    return cut
-
-
-def part_cursors(entries: list[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Return the entries that change cursors, and the others."""
-    cursors: list[Entry] = []
-    others: list[Entry] = []
-    for entry in entries:
-        is_cursor = entry[1] is None and entry[2].kind == fmt.KIND_CURSOR
-        (cursors if is_cursor else others).append(entry)
-    return cursors, others
-
-
-def _barrier(entries: list[Entry]) -> int:
-    """Return how many entries go before the state changes under the rest of them."""
-    if None in set(map(_codec_of, entries)):
-        for number, entry in enumerate(entries):
-            if entry[1] is None and entry[2].kind in (fmt.KIND_TOPIC, fmt.KIND_SCHEMA):
-                return number + 1
+        if entry[1] is None and entry[2].kind in (fmt.KIND_TOPIC, fmt.KIND_SCHEMA):
+            return number + 1
     return len(entries)
 
 
 def marker_frame(state: JournalState, segment: Segment, *, synced: int, close: bool) -> bytes:
-    """Return a marker of a segment; one that closes it gives the unused reservations back."""
-    payload = b""
-    if close:
-        released = [(t.id, t.next) for t in state.topics.values() if t.reserved > t.next]
-        payload = msgspec.msgpack.encode(released) if released else b""
+    """Return a marker of a segment."""
     head, body, padding, _size = fmt.frame_buffers(
         fmt.KIND_MARKER,
-        payload,
-        len(payload),
+        b"",
+        0,
         offset=0,
         salt=segment.salt,
         generation=segment.generation,
@@ -118,35 +101,7 @@ def disk_full(directory: str) -> Overloaded:
     )
 
 
-def no_room_for_cursors(error: Overloaded) -> Unavailable:
-    """Return the error for acks that found no room even after the ballast was given up."""
-    return Unavailable(
-        "there is no room for the progress of subscriptions, nothing was written; "
-        "free space, then retry",
-        cause=error.message,
-        **error.details,
-    )
-
-
-def no_descriptors() -> Overloaded:
-    """Return the error for a segment that cannot be opened for want of descriptors (F46)."""
-    return Overloaded(
-        "no file descriptors are left for the next segment, raise the limit of open files; "
-        "nothing was written",
-        retry_after_ms=1000,
-    )
-
-
-def not_owner() -> Unavailable:
-    """Return the error for work that came when the owner's lease may have run out (F16)."""
-    return Unavailable(
-        "the broker's lease may have run out, nothing was written; it writes again when the "
-        "metadata store answers",
-        retry_after_ms=1000,
-    )
-
-
-def late(results: Sequence[Ack | BaseException]) -> list[Ack | BaseException]:
+def _late(results: Sequence[Ack | BaseException]) -> list[Ack | BaseException]:
     """Turn acks into errors: the lease may have run out while the records were written (F19)."""
     unknown = Unavailable(
         "the broker's lease may have run out while the records were written; whether they count "
@@ -209,7 +164,7 @@ class Journal:
         self.to_seal: list[tuple[Segment, int]] = list(opened.to_seal)
         """Segments that were rotated away and wait for their footer, with their frame counts."""
         self.shown = 0
-        """Odd while the topics of a group become visible: who looks at several looks again."""
+        """Odd while the topics of a group become durable: a reader of several reads their ends again."""
         self.sync_count = self.group_count = self.bytes_written = 0
         self._sealing = threading.Lock()
         self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
@@ -228,7 +183,7 @@ class Journal:
         self._frames = opened.frames
         self._zeroes = bytes(PREFILL_BYTES)
         self._dirty: dict[int, TopicState] = {}
-        self._dirty_reserved: list[tuple[TopicState, int]] = []
+        self._dirty_tracked: list[Entry] = []
         self._dirty_bytes, self._dirty_since = 0, 0.0
         self._last_append = clock.monotonic()
         # Called by the journal's thread: a write met a full disk; memory got so many bytes.
@@ -237,7 +192,7 @@ class Journal:
         # Asked before a group is written and before it is answered: whether we own the data still.
         self.fence: Callable[[], bool] | None = None
         for topic in self.state.topics.values():
-            topic.durable = topic.visible = topic.next
+            topic.durable = topic.next
             topic.places = self.active.live_places.get(topic.id)
 
     @classmethod
@@ -308,53 +263,67 @@ class Journal:
 
     def has_room(self, entries: list[Entry]) -> bool:
         """Return whether a group fits into the active segment, so that none must be created."""
-        size = sum(map(_size_of, entries))
+        size: int = sum(map(_size_of, entries))
         return self._position + size <= self._settings.segment_bytes_max
 
     def _commit_some(self, entries: list[Entry], deliver: Deliver, *, again: bool = False) -> None:
-        waiters = [entry[5] for entry in entries]
+        error: FrazilError
         if self.failed is not None or self.closed:
             error = self.closed_error()
-            deliver(waiters, [error] * len(waiters))
+            deliver([entry[5] for entry in entries], [error] * len(entries))
             return
         if self.fence is not None and not self.fence():
             settle_tracked(entries, written=False)
-            deliver(waiters, [not_owner()] * len(waiters))
+            error = Unavailable(
+                "the broker's lease may have run out, nothing was written; it writes again when "
+                "the metadata store answers",
+                retry_after_ms=1000,
+            )
+            deliver([entry[5] for entry in entries], [error] * len(entries))
             return
+        shown: Iterable[TopicState] = ()
         try:
-            size = sum(entry[4] for entry in entries)
+            size = sum(map(_size_of, entries))
             if self._position + size > self._settings.segment_bytes_max and self._frames > 2:
                 self.rotate()
-            group = self._encode(entries)
-            if not self._write(group):
-                settle_tracked(group.tracked, written=False)
-                self._refuse(entries, disk_full(self.directory), deliver, again=again)
-                return
+            group = Group(
+                self.state,
+                self.active,
+                synced=self.synced_lsn,
+                time_us=max(self.clock.now_us(), self.state.time_us),
+                position=self._position,
+                bytes_max=self._settings.write_bytes_max,
+            )
+            group.encode(entries)
+            if group.size:
+                self._write(group)
             self._apply(group)
             if group.sync:
                 shown = self._sync()
-                self._answer(group, deliver)
-                wake(shown)
-                return
-            # Nobody in the group waits for a sync, and the offsets are below a synced reservation.
-            waiters = []
-            shown = self._show(group)
-            self._answer(group, deliver)
-            wake(shown)
-            if self._sync_due():
-                wake(self._sync())
-        except Overloaded as error:
-            # There is no room for the next segment, and nothing of the group was written.
+        except Overloaded as full:
+            # There is no room, and nothing of the group was written.
             settle_tracked(entries, written=False)
-            self._refuse(entries, error, deliver, again=again)
-        except OSError as error:
-            self.fail(error)
-            unknown = Unavailable(
+            self._refuse(entries, full, deliver, again=again)
+            return
+        except OSError as failure:
+            self.fail(failure)
+            error = Unavailable(
                 "storage failed, the journal is closed; whether the records are durable is unknown",
                 outcome="unknown",
-                cause=error,
+                cause=failure,
             )
-            deliver(waiters, [unknown] * len(waiters))
+            deliver([entry[5] for entry in entries], [error] * len(entries))
+            return
+        results = group.results
+        if self.fence is not None and not self.fence():
+            results = _late(results)
+        deliver(group.waiters, results)
+        wake(shown)
+        if not group.sync and self._sync_due():
+            try:
+                wake(self._sync())
+            except OSError as failure:
+                self.fail(failure)
 
     def _refuse(
         self, entries: list[Entry], error: Overloaded, deliver: Deliver, *, again: bool
@@ -363,43 +332,29 @@ class Journal:
 
         It was given up for them when the disk turned out to be full, so they are tried once more.
         """
-        cursors, others = part_cursors(entries)
+        cursors: list[Entry] = []
+        others: list[Entry] = []
+        for entry in entries:
+            is_cursor = entry[1] is None and entry[2].kind == fmt.KIND_CURSOR
+            (cursors if is_cursor else others).append(entry)
         deliver([entry[5] for entry in others], [error] * len(others))
         if again:
-            unavailable = no_room_for_cursors(error)
+            unavailable = Unavailable(
+                "there is no room for the progress of subscriptions, nothing was written; "
+                "free space, then retry",
+                cause=error.message,
+                **error.details,
+            )
             deliver([entry[5] for entry in cursors], [unavailable] * len(cursors))
         elif cursors:
             self._commit_some(cursors, deliver, again=True)
 
-    def _answer(self, group: Group, deliver: Deliver) -> None:
-        # After they are visible: who no longer sees them in flight finds them in memory.
-        settle_tracked(group.tracked, written=True)
-        results = group.results
-        if self.fence is not None and not self.fence():
-            results = late(results)
-        deliver(group.waiters, results)
+    def _write(self, group: Group) -> None:
+        """Write a group's frames at the end.
 
-    def _encode(self, entries: list[Entry]) -> Group:
-        now_us = self.clock.now_us()
-        group = Group(
-            self.state,
-            salt=self.active.salt,
-            generation=self.active.generation,
-            lsn=self.state.lsn,
-            synced=self.synced_lsn,
-            time_us=max(now_us, self.state.time_us),
-            position=self._position,
-            bytes_max=self._settings.write_bytes_max,
-            reserve=self._settings.reserve_offsets,
-        )
-        group.encode(entries)
-        group.finish()
-        return group
-
-    def _write(self, group: Group) -> bool:
-        """Write a group's frames at the end; on a full disk undo it and return False."""
-        if not group.size:
-            return True
+        Raises:
+            Overloaded: the disk is full; what was written is undone.
+        """
         buffers = group.buffers
         end = self._position + group.size
         if end > self._filled and group.size < len(self._zeroes):
@@ -413,9 +368,8 @@ class Journal:
                 raise
             self._undo_write()
             self._tell_full()
-            return False
+            raise disk_full(self.directory) from error
         self._filled = max(self._filled, end)
-        return True
 
     def _tell_full(self) -> None:
         if self.on_disk_full is not None:
@@ -429,7 +383,7 @@ class Journal:
         self._filled = self._position
 
     def _apply(self, group: Group) -> None:
-        """Take a written group into the state; nothing of it is visible yet."""
+        """Take a written group into the state; readers see nothing of it before its sync."""
         state = self.state
         time_us = group.time_us
         for head, payload in group.controls:
@@ -448,10 +402,10 @@ class Journal:
             topic.bytes_local += length
             self._dirty[topic.id] = topic
         for memory, kept in group.kept:
-            # Before it is synced: nobody looks beyond `visible`, and then it must be there.
+            # Before the sync: readers look no further than `durable`, and then it must be there.
             memory.append(kept)
         for topic, offset, records in group.live:
-            # Subscriptions use them when `visible` has passed them, after the publishers' answers.
+            # Subscriptions use them when `durable` has passed them, after the publishers' answers.
             for follower in topic.followers:
                 follower.written(offset, time_us, records)
         if group.kept and self.on_kept is not None:
@@ -460,7 +414,7 @@ class Journal:
             state.record_sent(producer.id, sent, epoch=epoch)
         if len(state.producers) > PRODUCERS_MAX:
             state.forget_producers(count_max=PRODUCERS_MAX, older_than_us=0)
-        self._dirty_reserved += group.reserved
+        self._dirty_tracked += group.tracked
         if not self._dirty_bytes:
             self._dirty_since = self.clock.monotonic()
         self._dirty_bytes += group.size
@@ -474,42 +428,29 @@ class Journal:
         self.group_count += 1
 
     def _sync_due(self) -> bool:
-        if not self._dirty_bytes:
-            return False
-        settings = self._settings
-        if self._dirty_bytes >= SYNC_BYTES_MAX and self._periodic():
+        """Tell whether records of periodic topics have waited long enough, or are many."""
+        if self._dirty_bytes >= SYNC_BYTES_MAX:
             return True
         age = self.clock.monotonic() - self._dirty_since
-        return age >= settings.sync_interval_s and self._periodic()
-
-    def _periodic(self) -> bool:
-        return any(topic.spec.sync != "none" for topic in self._dirty.values())
-
-    def _show(self, group: Group) -> list[TopicState]:
-        """Let readers see the unsynced records of topics whose mode allows it; return those."""
-        topics = [each[0] for each in group.data if not each[0].sync_on_append]
-        self.shown += 1
-        for topic in topics:
-            topic.visible = topic.next
-        self.shown += 1
-        return topics
+        return self._dirty_bytes > 0 and age >= self._settings.sync_interval_s
 
     def _sync(self) -> Iterable[TopicState]:
-        """Make everything written durable, then visible; return what. An error here is final."""
+        """Make everything written durable and return its topics. An error here is final."""
         self._file.sync()
         self.sync_count += 1
         self.synced_lsn = self.state.lsn
         self._last_append = self.clock.monotonic()
-        for topic, end in self._dirty_reserved:
-            topic.reserved = max(topic.reserved, end)
-        self._dirty_reserved.clear()
         dirty = self._dirty
         self._dirty = {}
         self._dirty_bytes = 0
         self.shown += 1
         for topic in dirty.values():
-            topic.durable = topic.visible = topic.next
+            topic.durable = topic.next
         self.shown += 1
+        if self._dirty_tracked:
+            # After `durable` has grown: a change that is no longer in flight is found in memory.
+            tracked, self._dirty_tracked = self._dirty_tracked, []
+            settle_tracked(tracked, written=True)
         return dirty.values()
 
     # -- in the background -----------------------------------------------------------------------
@@ -534,7 +475,7 @@ class Journal:
         settings = self._settings
         now = self.clock.monotonic()
         due: list[float] = []
-        if self._dirty_bytes and self._periodic():
+        if self._dirty_bytes:
             left = self._dirty_since + settings.sync_interval_s - now
             if left <= 0:
                 wake(self._sync())
@@ -614,7 +555,11 @@ class Journal:
                 self._tell_full()
                 raise disk_full(self.directory) from error
             if error.errno in NO_DESCRIPTORS and gone:
-                raise no_descriptors() from error
+                raise Overloaded(
+                    "no file descriptors are left for the next segment, raise the limit of open "
+                    "files; nothing was written",
+                    retry_after_ms=1000,
+                ) from error
             raise
         fresh = Segment(path, header, self._files)
         fresh.body_end = position
@@ -706,9 +651,6 @@ class Journal:
         """Stop for good: never sync again, never write again (F6). A bug elsewhere may call it."""
         if self.failed is None:
             self.failed = error
-        for topic in list(self.state.topics.values()):
-            # What was never synced may be gone after a restart: nobody may see it any more.
-            topic.visible = min(topic.visible, topic.durable)
         wake(list(self.state.topics.values()))
 
     def closed_error(self) -> FrazilError:
@@ -716,7 +658,7 @@ class Journal:
         return closed_error(self.failed, self.directory)
 
     def close(self) -> None:
-        """Sync everything, give reserved offsets back and mark the journal as cleanly closed."""
+        """Sync everything and mark the journal as cleanly closed."""
         if self.closed:
             return
         try:

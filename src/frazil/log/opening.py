@@ -128,14 +128,13 @@ def declare_gaps(
     gaps: list[tuple[int, SpecialRange]] = []
     for topic in topics:
         cursors = (cursor.end for cursor in topic.cursors.values())
-        known = (topic.reserved, watermarks.get(topic.id, 0), *topic.holds.values(), *cursors)
+        known = (watermarks.get(topic.id, 0), *topic.holds.values(), *cursors)
         head = max(topic.next, *known)
         if head > topic.next:
-            reason = "offsets that may have been given out before they were synced"
+            reason = "offsets that were given out by a journal that is lost"
             special = SpecialRange(topic.next, head, RANGE_GAP, reason)
             gaps.append((topic.id, special))
             topic.add_range(special)
-        topic.reserved = topic.next
     return gaps
 
 

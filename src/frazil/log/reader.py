@@ -98,11 +98,11 @@ class LogSource:
         state = self._journal.state.topics.get(topic)
         if state is None:
             return OffsetRange(0, 0)
-        return OffsetRange(state.start, state.visible)
+        return OffsetRange(state.start, state.durable)
 
     def read(self, topic: int, *, offset: int, bytes_max: int) -> Piece:
         state = self._topic(topic)
-        visible = state.visible
+        visible = state.durable
         if self._journal.failed is not None and offset >= state.durable:
             raise self._journal.closed_error()
         if offset < state.start:
@@ -136,7 +136,7 @@ class LogSource:
 
     def offset_at(self, topic: int, *, time_us: int) -> int | None:
         state = self._topic(topic)
-        visible = state.visible
+        visible = state.durable
         for segment in self._journal.segments:
             summary = segment.summary(topic)
             if summary is None or summary[4] < time_us:

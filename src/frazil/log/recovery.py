@@ -6,7 +6,7 @@ nothing before the new segment is durable, so that it may be cut short and run a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
@@ -14,7 +14,7 @@ from frazil.errors import CorruptionError
 from frazil.fs import read_fully
 from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_checkpoint
-from frazil.log.scan import UNNUMBERED, Control, Fault, Scan, Scanner
+from frazil.log.scan import UNNUMBERED, Fault, Scan, Scanner
 from frazil.log.segment import (
     SUFFIX_TEMP,
     OpenFiles,
@@ -23,17 +23,17 @@ from frazil.log.segment import (
     segment_name,
     segment_number,
 )
-from frazil.log.state import JournalState, SpecialRange, TopicState
+from frazil.log.state import RANGE_LOST, JournalState, SpecialRange, TopicState
 from frazil.model import TopicSpec
+from frazil.offsets import RangeSet
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
     from frazil.fs import File, FileSystem
     from frazil.log.cursor_state import CursorState
 
 LENGTH_UNKNOWN: Final = -1
-TOPIC_UNKNOWN: Final = 0
 SEARCH_BYTES: Final = 1 << 20
 RECORDS_PER_BYTE_MAX: Final = 8
 """The smallest record is one bit of an Arrow boolean column."""
@@ -69,15 +69,6 @@ class Found:
     damaged: list[str] = attrs.Factory(list)
 
 
-class Candidate(NamedTuple):
-    """Offsets of a topic that no frame holds; lost unless a gap declares them."""
-
-    topic: int
-    first: int
-    end: int
-    reason: str
-
-
 class Survey:
     """Reads a journal's directory without changing it.
 
@@ -98,10 +89,13 @@ class Survey:
         self._files = files
         self._known = known_topics or {}
         self._known_cursors = known_cursors or {}
-        self._candidates: list[Candidate] = []
         self._absent: list[tuple[int, int]] = []
         """Numbers `[first, end)` of segments that are not there; freed ones may be among them."""
         self._freed_before = 0
+        self._told: list[fmt.FrameHead] = []
+        """Heads of frames that are damaged, or lie where they were not written."""
+        self._unknown: list[tuple[int, set[int]]] = []
+        """Damage that hides its topics: a bound on its records, and the topics it cannot be of."""
         self.found: list[Found] = []
         self.temp_files: list[str] = []
         self.report = RecoveryReport()
@@ -117,11 +111,19 @@ class Survey:
         self._list()
         if not self.found:
             return
-        for found, successor in zip(self.found, self.found[1:], strict=False):
-            self._settle_older(found, successor)
-        self._settle_last(self.found[-1])
+        lsn = self.found[0].header.previous_lsn
+        for number, found in enumerate(self.found):
+            if found.header_damaged:
+                # The frame that stands in for the header may have been moved there.
+                lsn = min(lsn, found.header.previous_lsn)
+                found.header = found.header._replace(previous_lsn=lsn)
+            if number + 1 < len(self.found):
+                self._settle_older(found, self.found[number + 1])
+            else:
+                self._settle_last(found)
+            lsn = found.segment.lsn_last
         self._replay()
-        self._check_continuity()
+        self._note_lost()
         self.report.segments = len(self.found)
 
     def restore_known(self, watermarks: Mapping[int, int]) -> None:
@@ -133,7 +135,7 @@ class Survey:
             topic = self._define_known(spec, schemas)
             end = watermarks.get(spec.id, 0)
             if end:
-                special = SpecialRange(0, end, "lost", "all segments of the journal are gone")
+                special = SpecialRange(0, end, RANGE_LOST, "all segments of the journal are gone")
                 topic.add_range(special)
                 self.report.lost.append((spec.id, special))
         if self._known:
@@ -304,27 +306,23 @@ class Survey:
             text = f"bytes {fault.position}..{fault.end}: {fault.reason}"
             found.damaged.append(text)
             self.report.warnings.append(f"segment {found.header.segment}: {text}")
-            later = self._later_topics(scan, fault.end)
-            self._candidates.extend(_lost_in(self._files.get(found.path), found, fault, later))
-        for head in scan.misplaced:
-            if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS) and not _holds(scan, head):
-                end = head.offset + head.records
-                self._candidates.append(Candidate(head.topic, head.offset, end, "damaged"))
-
-    def _later_topics(self, scan: Scan, position: int) -> set[int]:
-        return {
-            topic
-            for topic, places in scan.places.items()
-            if places.count and places.positions[-1] << 3 >= position
-        }
+            heads, unread = _heads_in(self._files.get(found.path), found.header, fault)
+            self._told += heads
+            if unread and fault.missing and found is self.found[-1]:
+                # Behind any other segment a checkpoint tells the head of every topic.
+                later = {
+                    topic
+                    for topic, places in scan.places.items()
+                    if places.count and places.positions[-1] << 3 >= fault.end
+                }
+                self._unknown.append((unread * RECORDS_PER_BYTE_MAX, later))
+        self._told += scan.misplaced
 
     def _use_scan(self, found: Found, scan: Scan, *, end: int) -> None:
         segment = found.segment
         segment.use_places(scan.places)
         segment.body_end = end
         segment.lsn_last = scan.lsn
-        for topic, expected, offset, _position in scan.breaks:
-            self._candidates.append(Candidate(topic, expected, offset, "damaged"))
 
     def _missing(self, first: int, end: int) -> None:
         names = ", ".join(segment_name(number) for number in range(first, min(end, first + 10)))
@@ -357,16 +355,7 @@ class Survey:
             first = self.state.segment_first
             if first:
                 self._missing(first, self.found[0].header.segment)
-                self._candidates.extend(self._missing_front())
             self.state.segment_first = self.found[0].header.segment
-
-    def _missing_front(self) -> Iterable[Candidate]:
-        for topic in self.state.topics.values():
-            first = min(
-                (s[0] for f in self.found if (s := f.segment.summary(topic.id)) is not None),
-                default=topic.next,
-            )
-            yield Candidate(topic.id, topic.start, first, "segment file is missing")
 
     def _checkpoint_of(self, found: Found) -> JournalState | None:
         file = self._files.get(found.path)
@@ -384,17 +373,28 @@ class Survey:
     def _replay_scan(self, scan: Scan | None) -> None:
         assert scan is not None
         state = self.state
+        kinds = {(control.head.kind, control.head.topic) for control in scan.controls}
+        for topic_id in scan.places:
+            if topic_id not in state.topics and (fmt.KIND_TOPIC, topic_id) not in kinds:
+                self._placeholder(topic_id)
+        for _position, head, payload in scan.controls:
+            if head.kind == fmt.KIND_CHECKPOINT:
+                continue
+            if head.topic not in (0, *state.topics) and head.kind != fmt.KIND_TOPIC:
+                self._placeholder(head.topic)
+            try:
+                state.apply(head, payload)
+            except CorruptionError as error:
+                # A whole frame that means nothing here: the rest of the log is opened all the same.
+                self.report.warnings.append(f"batch {head.lsn} is passed over: {error}")
+        for _position, head, data in scan.runs:
+            state.apply_runs(head, fmt.decode_runs(memoryview(data), head.runs))
         for topic_id, places in scan.places.items():
-            if places.count and topic_id in state.topics:
-                topic = state.topics[topic_id]
-                if places.first > topic.next:
-                    candidate = Candidate(topic_id, topic.next, places.first, "damaged")
-                    self._candidates.append(candidate)
-        replay(state, scan, self._placeholder, self._not_applied)
-
-    def _not_applied(self, control: Control, error: CorruptionError) -> None:
-        """Tell of a whole frame that means nothing here; the rest of the log is opened all the same."""
-        self.report.warnings.append(f"batch {control.head.lsn} is passed over: {error}")
+            # Where all frames of a topic were cut off, `end` is the offset of the first of them.
+            if places.count:
+                state.topics[topic_id].next = max(state.topics[topic_id].next, places.end)
+        state.lsn = max(state.lsn, scan.lsn)
+        state.time_us = max(state.time_us, scan.time_us)
 
     def _placeholder(self, topic_id: int) -> TopicState:
         """Stand in for a topic whose definition is lost: from the metadata, or by its number."""
@@ -409,34 +409,32 @@ class Survey:
 
     # -- what is lost ----------------------------------------------------------------------------
 
-    def _check_continuity(self) -> None:
-        """Compare each topic's frames over all segments; what no gap declares is lost."""
+    def _note_lost(self) -> None:
+        """Compare what the segments hold of each topic with what they must hold."""
         kept = [f for f in self.found if f.header.segment >= self.state.segment_first]
-        for candidate in self._candidates:
-            # What stood before a lost frame was there, too, even if no head tells of it.
-            if (known := self.state.topics.get(candidate.topic)) is not None:
-                known.next = max(known.next, candidate.end)
-        for topic in self.state.topics.values():
-            end = self._first_held(topic, kept)
-            for found in kept:
-                summary = found.segment.summary(topic.id)
-                if summary is None:
-                    continue
-                if end is not None and summary[0] > end:
-                    self._candidates.append(Candidate(topic.id, end, summary[0], "damaged"))
-                end = max(end or 0, summary[1])
-            if end is not None and end < topic.next:
-                self._candidates.append(Candidate(topic.id, end, topic.next, "damaged"))
-        for candidate in self._candidates:
-            lost_topic = self.state.topics.get(candidate.topic)
-            if lost_topic is None:
-                continue
-            first = max(candidate.first, lost_topic.start)
-            for low, high in undeclared(lost_topic.ranges, first=first, end=candidate.end):
-                special = SpecialRange(low, high, "lost", candidate.reason)
-                self.report.lost.append((candidate.topic, special))
-                lost_topic.add_range(special)
-        self._bound_unknown(self.found[-1])
+        topics = self.state.topics
+        for head in self._told:
+            # What stood before a lost frame was there, too, even if no other head tells of it.
+            if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS) and head.topic in topics:
+                topics[head.topic].next = max(topics[head.topic].next, head.offset + head.records)
+        for topic in topics.values():
+            held = [piece for found in kept for piece in _held(found, topic.id)]
+            start = self._first_held(topic, kept)
+            if start is None:
+                start = held[0][0] if held else topic.next
+            there = RangeSet([*held, *(special[:2] for special in topic.ranges)])
+            for first, end in there.missing(start, topic.next):
+                self._lose(topic, first, end, "damaged")
+        for records, later in self._unknown:
+            # No topic may use offsets that the damaged frames may have held.
+            for topic in topics.values():
+                if topic.id not in later:
+                    self._lose(topic, topic.next, topic.next + records, "may have been lost")
+
+    def _lose(self, topic: TopicState, first: int, end: int, reason: str) -> None:
+        special = SpecialRange(first, end, RANGE_LOST, reason)
+        self.report.lost.append((topic.id, special))
+        topic.add_range(special)
 
     def _first_held(self, topic: TopicState, kept: list[Found]) -> int | None:
         """Return the offset from which on the segments must hold a topic, None if unknown.
@@ -452,76 +450,20 @@ class Survey:
         known = first.topics.get(topic.id)
         return topic.start if known is None else max(topic.start, known.next)
 
-    def _bound_unknown(self, last: Found) -> None:
-        """Where a damaged head hid its topic, no topic may use offsets that it may have held.
 
-        Only the last segment needs it: behind any other, a checkpoint tells every topic's head.
-        """
-        scan = last.scan
-        for fault in scan.faults if scan is not None else ():
-            later = self._later_topics(scan, fault.end) if scan is not None else set()
-            for candidate in _lost_in(self._files.get(last.path), last, fault, later):
-                if candidate.topic != TOPIC_UNKNOWN:
-                    continue
-                for topic in self.state.topics.values():
-                    if topic.id in later:
-                        continue
-                    end = topic.next + candidate.end
-                    special = SpecialRange(topic.next, end, "lost", candidate.reason)
-                    self.report.lost.append((topic.id, special))
-                    topic.add_range(special)
-
-
-def replay(
-    state: JournalState,
-    scan: Scan,
-    placeholder: Callable[[int], TopicState] | None = None,
-    on_fault: Callable[[Control, CorruptionError], None] | None = None,
-) -> None:
-    """Apply the frames of a scan to the state that stood before them; twice is as good as once."""
-    if placeholder is not None:
-        for topic_id in scan.places:
-            if topic_id not in state.topics and not _defined_in(scan, topic_id):
-                placeholder(topic_id)
-    for control in scan.controls:
-        if control.head.kind != fmt.KIND_CHECKPOINT:
-            unknown = control.head.topic not in (TOPIC_UNKNOWN, *state.topics)
-            if placeholder is not None and unknown and control.head.kind != fmt.KIND_TOPIC:
-                placeholder(control.head.topic)
-            try:
-                state.apply(control.head, control.payload)
-            except CorruptionError as error:
-                if on_fault is None:
-                    raise
-                on_fault(control, error)
-    for _position, head, data in scan.runs:
-        state.apply_runs(head, fmt.decode_runs(memoryview(data), head.runs))
-    for topic_id, places in scan.places.items():
-        topic = state.topics.get(topic_id)
-        if topic is not None and places.count:
-            topic.next = max(topic.next, places.end)
-    state.lsn = max(state.lsn, scan.lsn)
-    state.time_us = max(state.time_us, scan.time_us)
-
-
-def _defined_in(scan: Scan, topic_id: int) -> bool:
-    return any(c.head.kind == fmt.KIND_TOPIC and c.head.topic == topic_id for c in scan.controls)
-
-
-def undeclared(ranges: Iterable[SpecialRange], *, first: int, end: int) -> list[tuple[int, int]]:
-    """Return what of `[first, end)` no special range covers."""
-    left: list[tuple[int, int]] = []
-    for special in sorted(ranges):
-        if special.end <= first:
-            continue
-        if special.first >= end:
-            break
-        if special.first > first:
-            left.append((first, special.first))
-        first = max(first, special.end)
-    if first < end:
-        left.append((first, end))
-    return left
+def _held(found: Found, topic: int) -> list[tuple[int, int]]:
+    """Return the offsets of a topic that the frames of a segment hold."""
+    summary = found.segment.summary(topic)
+    if summary is None:
+        return []
+    first, end = summary[:2]
+    pieces: list[tuple[int, int]] = []
+    breaks = [] if found.sealed or found.scan is None else found.scan.breaks
+    for broken, expected, offset, _position in breaks:
+        if broken == topic:
+            pieces.append((first, expected))
+            first = offset
+    return [*pieces, (first, end)]
 
 
 def _first_frame(file: File, size: int) -> fmt.FrameHead | None:
@@ -557,42 +499,19 @@ def _frame_at(file: File, size: int, start: int) -> fmt.FrameHead | None:
     return None if fmt.frame_fault(view, 0, head) else head
 
 
-def _holds(scan: Scan, head: fmt.FrameHead) -> bool:
-    """Tell whether the frames of a scan have the records of this one."""
-    places = scan.places.get(head.topic)
-    if places is None or not places.count:
-        return False
-    return places.offsets[places.find(head.offset)] == head.offset
-
-
-def _lost_in(file: File, found: Found, fault: Fault, later: set[int]) -> Iterable[Candidate]:
-    """Say which offsets the frames in a bad stretch held, as far as their heads can tell.
-
-    A topic that has frames behind the stretch needs no telling: its offsets show the hole. Where
-    heads cannot be mended or have come from elsewhere, there is a candidate of topic 0 whose end is
-    a bound on the records: so many as the stretch has room for, or as the file has, if frames are
-    missing that cannot have stood in the stretch.
-    """
-    position, end, lsn = fault.position, fault.end, fault.lsn_before
-    known = lsn + fault.missing
-    while position < end:
-        head = fmt.mend_head(read_fully(file, position, fmt.FRAME_HEAD_BYTES))
-        if head is None or not _stood_here(head, found.header, fault, lsn=lsn):
+def _heads_in(
+    file: File, header: fmt.SegmentHeader, fault: Fault
+) -> tuple[list[fmt.FrameHead], int]:
+    """Return the heads that are whole in a bad stretch, and how many bytes they do not explain."""
+    heads: list[fmt.FrameHead] = []
+    position = fault.position
+    while position < fault.end:
+        data = read_fully(file, position, fmt.FRAME_HEAD_BYTES)
+        if len(data) < fmt.FRAME_HEAD_BYTES or fmt.head_fault(data):
             break
-        if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS) and head.topic not in later:
-            yield Candidate(head.topic, head.offset, head.offset + head.records, "damaged")
-        position, lsn = position + fmt.FRAME_PREFIX_BYTES + head.length, head.lsn
-    room = max(end - position, 0)
-    if room < (known - lsn) * fmt.FRAME_HEAD_BYTES:
-        room = found.size
-    if room:
-        yield Candidate(TOPIC_UNKNOWN, 0, room * RECORDS_PER_BYTE_MAX, "may have been lost")
-
-
-def _stood_here(head: fmt.FrameHead, header: fmt.SegmentHeader, fault: Fault, *, lsn: int) -> bool:
-    """Tell whether a head is of this segment and of the batches that are missing behind `lsn`."""
-    if (head.salt, head.generation) != (header.salt, header.generation):
-        return False
-    if fault.lsn_after and head.lsn > fault.lsn_before + fault.missing:
-        return False
-    return head.lsn >= (lsn if head.kind in UNNUMBERED else lsn + 1)
+        head = fmt.read_head(data, 0)
+        if (head.salt, head.generation) != (header.salt, header.generation):
+            break
+        heads.append(head)
+        position += fmt.FRAME_PREFIX_BYTES + head.length
+    return heads, max(fault.end - position, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import zlib
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from operator import add, ne
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from frazil.log import format as fmt
 from frazil.log.index import Places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from frazil.fs import File
 
@@ -40,8 +40,8 @@ class Fault(NamedTuple):
     """The first batch sequence found behind it; 0 if nothing valid follows."""
     zero: bool
     """The stretch is all zeroes."""
-    missing: int = 0
-    """How many batch sequences are missing between the frames around it; 0 if nothing follows."""
+    missing: int
+    """How many batch sequences are missing before the frame behind it; -1 if none follows."""
 
 
 class Control(NamedTuple):
@@ -60,7 +60,7 @@ class Scan:
         self.controls: list[Control] = []
         self.faults: list[Fault] = []
         self.misplaced: list[fmt.FrameHead] = []
-        """Heads of whole frames of this segment that lie out of order and were not taken."""
+        """Heads of whole frames of this segment that lie where they were not written."""
         self.runs: list[tuple[int, fmt.FrameHead, bytes]] = []
         """(position, head, encoded runs) of the data frames of idempotent producers"""
         self.breaks: list[tuple[int, int, int, int]] = []
@@ -116,12 +116,11 @@ class Scan:
 
 
 class Scanner:
-    """One pass over `[start, end)` of a segment file; a second one if frames lie out of order.
+    """One pass over `[start, end)` of a segment file.
 
-    Batch sequences never fall in what was written. Where they do, something has moved frames (a
-    misdirected write, exchanged blocks): each is whole, but a frame in the wrong place would hide
-    all that is older and lies behind it. Then the longest run of frames in order is the segment,
-    and the others are damage where they lie. They still prove what was synced before them.
+    Batch sequences never fall in what was written, and rise by more than one only behind a stretch
+    that had room for the frames between. A whole frame that breaks this was moved (a misdirected
+    write, exchanged blocks): it is damage where it lies, but proves what was synced before it.
     """
 
     def __init__(
@@ -130,14 +129,8 @@ class Scanner:
         self._file = file
         self._salt = salt
         self._generation = generation
-        self._start = start
         self._end = end
-        self._lsn = lsn
         self._position = start
-        self._disordered = False
-        """A whole frame of this segment was met whose batch sequence had passed."""
-        self._misplaced: list[int] = []
-        """Where the frames lie that are out of order; they are not read as frames."""
         self._pending: dict[int, list[int]] = {}
         """By topic: offset, position, length, time, records of each frame, one behind another. A
         flat list of integers, because a tuple a frame would keep the garbage collector busy."""
@@ -145,18 +138,12 @@ class Scanner:
 
     def run(self) -> Scan:
         """Scan to the end; faults are listed, frames behind them are taken too."""
-        self._pass()
-        if self._disordered:
-            self._pass_in_order()
-        return self.result
-
-    def _pass(self) -> None:
         result = self.result
         result.end = result.born_end = self._position
         window_bytes = WINDOW_BYTES
         while self._position < self._end:
             size = min(window_bytes, self._end - self._position)
-            window = self._read(self._position, size)
+            window = read_fully(self._file, self._position, size)
             used, want = self._take(window)
             self._position += used
             window_bytes = WINDOW_BYTES
@@ -165,55 +152,10 @@ class Scanner:
                 if want <= rest and (used or want > len(window)):
                     window_bytes = max(want, WINDOW_BYTES)
                     continue
-                self._skip_fault("")
-
-    def _pass_in_order(self) -> None:
-        """Find the frames that are out of order, and scan again without them."""
-        self.result = Scan(lsn=0)
-        frames = [Placed.of(position, head) for position, head in self._whole_frames()]
-        kept = longest_order(frames)
-        self._misplaced = sorted({f.position for f in frames} - {f.position for f in kept})
-        # The header's word, unless the header is lost and its fields came from a frame that moved.
-        self.result = result = Scan(lsn=min(self._lsn, kept[0].before))
-        self._position = self._start
-        self._pass()
-        result.synced = max(result.synced, *(frame.synced for frame in frames))
-        for position in self._misplaced:
-            data = read_fully(self._file, position, fmt.FRAME_HEAD_BYTES)
-            result.misplaced.append(fmt.read_head(data, 0))
-        if result.synced > result.lsn:
-            if not result.faults or result.faults[-1].end < self._end:
-                self._missing(self._end, 0, missing=result.synced - result.lsn)
-            result.lsn = result.synced
-
-    def _whole_frames(self) -> Iterator[tuple[int, fmt.FrameHead]]:
-        """Yield every frame that was written to this segment, wherever it lies now."""
-        position = self._start
-        while position < self._end:
-            head = self._valid_at(position)
-            if head is None:
-                position, _zero, _lsn = self._search(position)
-            else:
-                yield position, head
-                position += fmt.FRAME_PREFIX_BYTES + head.length
-
-    def _read(self, position: int, size: int) -> bytes:
-        """Read from the file; a frame that is out of order has no salt that would make it one."""
-        data = read_fully(self._file, position, size)
-        misplaced = self._misplaced_in(position - _SALT_END + 1, position + len(data))
-        if not misplaced:
-            return data
-        masked = bytearray(data)
-        for frame in misplaced:
-            salt = range(frame + fmt.SALT_POSITION - position, frame + _SALT_END - position)
-            for at in salt:
-                if 0 <= at < len(masked):
-                    masked[at] ^= 0xFF
-        return bytes(masked)
-
-    def _misplaced_in(self, first: int, end: int) -> list[int]:
-        start = bisect_left(self._misplaced, first)
-        return self._misplaced[start : bisect_left(self._misplaced, end, start)]
+                self._skip_fault()
+        # Of batches that a moved frame proves to be synced no number is given again.
+        result.lsn = max(result.lsn, result.synced)
+        return result
 
     def _take(self, window: bytes) -> tuple[int, int]:
         """Take frames off the window; return the bytes used and the bytes needed to go on.
@@ -226,7 +168,7 @@ class Scanner:
             self._place(topic, rows)
         if used < 0:
             self._position -= used + 1
-            self._skip_fault("")
+            self._skip_fault()
             return 0, 0
         return used, want
 
@@ -301,18 +243,13 @@ class Scanner:
 
     def _take_other(self, window: bytes, at: int) -> bool:
         """Take a valid frame that is not data in sequence; False if it does not belong here."""
-        result, position = self.result, self._position + at
+        position = self._position + at
+        if at:
+            self.result.end = position
         head = fmt.read_head(window, at)
-        kind, lsn = head.kind, head.lsn
-        if not 0 < kind <= fmt.KIND_LAST:
+        if not 0 < head.kind <= fmt.KIND_LAST or not self._in_order(head, position):
             return False
-        expected = result.lsn if kind in UNNUMBERED else result.lsn + 1
-        if lsn < expected:
-            self._disordered = True
-            return False
-        if lsn > expected:
-            self._missing(position, lsn, missing=lsn - expected)
-        if kind > fmt.KIND_ROWS:
+        if head.kind > fmt.KIND_ROWS:
             self._control(window, at, head)
             return True
         rows = self._pending.setdefault(head.topic, [])
@@ -349,14 +286,15 @@ class Scanner:
         result.frames += len(offsets)
         result.closed = result.closed and result.end_closed > positions[-1]
 
-    def _missing(self, position: int, lsn_after: int, *, missing: int) -> None:
-        """Note that batch sequences are missing before a valid frame; a fault may explain it."""
-        faults, lsn = self.result.faults, self.result.lsn
-        if faults and faults[-1].end == position:
-            faults[-1] = faults[-1]._replace(missing=missing)
-        else:
-            reason = "frames are missing"
-            faults.append(Fault(position, position, reason, lsn, lsn_after, False, missing))
+    def _in_order(self, head: fmt.FrameHead, position: int) -> bool:
+        """Tell whether a whole frame may have been written at a position; note one that was not."""
+        result = self.result
+        missing = _missing_before(head, result.lsn)
+        if 0 <= missing * fmt.FRAME_HEAD_BYTES <= position - result.end:
+            return True
+        result.misplaced.append(head)
+        result.synced = max(result.synced, head.synced)
+        return False
 
     def _passed(self, head: fmt.FrameHead, position: int) -> None:
         result = self.result
@@ -381,23 +319,25 @@ class Scanner:
         result.closed = head.kind == fmt.KIND_MARKER and bool(head.flags & fmt.FLAG_CLOSE)
         result.end_closed = position
 
-    def _skip_fault(self, reason: str) -> None:
+    def _skip_fault(self) -> None:
         """Note the fault at the current position and find the next valid frame behind it."""
         result = self.result
         position = self._position
-        found, zero, lsn_after = self._search(position)
-        if not reason:
-            reason = self._reason(position)
+        found, zero, head = self._search(position)
+        reason = self._reason(position)
         if result.faults and result.faults[-1].end == position:
             last = result.faults.pop()
             position, zero, reason = last.position, last.zero and zero, last.reason
-        result.faults.append(Fault(position, found, reason, result.lsn, lsn_after, zero))
+        lsn_after, missing = 0, -1
+        if head is not None:
+            lsn_after, missing = head.lsn, _missing_before(head, result.lsn)
+        result.faults.append(Fault(position, found, reason, result.lsn, lsn_after, zero, missing))
         self._position = found
 
     def _reason(self, position: int) -> str:
-        if self._misplaced_in(position, position + 1):
-            return "frames are out of order"
-        head_bytes = self._read(position, min(fmt.FRAME_HEAD_BYTES, self._end - position))
+        head_bytes = read_fully(
+            self._file, position, min(fmt.FRAME_HEAD_BYTES, self._end - position)
+        )
         if not any(head_bytes):
             return "zeroes"
         if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
@@ -405,15 +345,17 @@ class Scanner:
         head = fmt.read_head(head_bytes, 0)
         if head.salt != self._salt or head.generation != self._generation:
             return "not a frame of this segment"
+        if self._valid_at(position) is not None:
+            return "frame is out of order"
         return "checksum does not match"
 
-    def _search(self, position: int) -> tuple[int, bool, int]:
-        """Return where the next valid frame starts (or the end), if all before is zero, its lsn."""
+    def _search(self, position: int) -> tuple[int, bool, fmt.FrameHead | None]:
+        """Return where the next valid frame starts (or the end), if all before is zero, its head."""
         zero = True
         at = position
         overlap = fmt.SALT_POSITION + len(self._salt)
         while at < self._end:
-            window = self._read(at, min(WINDOW_BYTES, self._end - at))
+            window = read_fully(self._file, at, min(WINDOW_BYTES, self._end - at))
             if not window:
                 break
             found = window.find(self._salt)
@@ -421,20 +363,18 @@ class Scanner:
                 start = at + found - fmt.SALT_POSITION
                 if start > position and start % fmt.ALIGNMENT == 0:
                     head = self._valid_at(start)
-                    if head is not None and head.lsn < self.result.lsn:
-                        self._disordered = True
-                    elif head is not None:
+                    if head is not None and self._in_order(head, start):
                         zero = zero and not window[: max(start - at, 0)].strip(b"\0")
-                        return start, zero, head.lsn
+                        return start, zero, head
                 found = window.find(self._salt, found + 1)
             zero = zero and not window.strip(b"\0")
             if at + len(window) >= self._end:
                 break
             at += max(len(window) - overlap, 1)
-        return self._end, zero, 0
+        return self._end, zero, None
 
     def _valid_at(self, position: int) -> fmt.FrameHead | None:
-        head_bytes = self._read(position, fmt.FRAME_HEAD_BYTES)
+        head_bytes = read_fully(self._file, position, fmt.FRAME_HEAD_BYTES)
         if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
             return None
         head = fmt.read_head(head_bytes, 0)
@@ -443,56 +383,10 @@ class Scanner:
             return None
         if head.salt != self._salt or head.generation != self._generation:
             return None
-        data = memoryview(self._read(position, whole))
+        data = memoryview(read_fully(self._file, position, whole))
         return None if fmt.frame_fault(data, 0, head) else head
 
 
-class Placed(NamedTuple):
-    """A whole frame of the segment at some place of the file."""
-
-    position: int
-    end: int
-    before: int
-    """The batch sequence that the frame follows on."""
-    lsn: int
-    synced: int
-
-    @classmethod
-    def of(cls, position: int, head: fmt.FrameHead) -> Placed:
-        before = head.lsn - (head.kind not in UNNUMBERED)
-        end = position + fmt.FRAME_PREFIX_BYTES + head.length
-        return cls(position, end, before, head.lsn, head.synced)
-
-
-def longest_order(frames: Iterable[Placed]) -> list[Placed]:
-    """Return the most frames that can all lie where they were written.
-
-    One can lie behind another if its batch sequence is higher and there is room between for the
-    frames that are missing: each has a head at least. In terms of a place less the room for all
-    sequences up to it, that is one comparison, so that frames in the order of their sequences give
-    the longest run as in patience sorting. Of runs of one length the densest is taken.
-    """
-    tops: list[int] = []
-    """Where a run of each length ends at the lowest, less that room, and the frame at its end."""
-    lasts: list[int] = []
-    before: list[int] = []
-    # Copies of a frame do not follow each other, so the last one is looked at first; frames that
-    # have no sequence of their own may, in the order of their places.
-    order = sorted(
-        frames, key=lambda f: (f.lsn, f.before, f.position if f.before == f.lsn else -f.position)
-    )
-    for number, frame in enumerate(order):
-        length = bisect_right(tops, frame.position - frame.before * fmt.FRAME_HEAD_BYTES)
-        before.append(lasts[length - 1] if length else -1)
-        top = frame.end - frame.lsn * fmt.FRAME_HEAD_BYTES
-        if length == len(tops):
-            tops.append(top)
-            lasts.append(number)
-        elif top < tops[length]:
-            tops[length], lasts[length] = top, number
-    run: list[Placed] = []
-    number = lasts[-1] if lasts else -1
-    while number >= 0:
-        run.append(order[number])
-        number = before[number]
-    return run[::-1]
+def _missing_before(head: fmt.FrameHead, lsn: int) -> int:
+    """Return how many batch sequences are missing between `lsn` and a frame."""
+    return head.lsn - lsn - (head.kind not in UNNUMBERED)

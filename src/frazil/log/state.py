@@ -92,18 +92,18 @@ class Follower(Protocol):
     def written(self, offset: int, time_us: int, records: Sequence[Any]) -> None:
         """Take the messages of a written frame: a `Message` each, or the payload alone.
 
-        They may be used when the topic's `visible` has passed them.
+        They may be used when the topic's `durable` has passed them.
         """
 
     def woken(self) -> None:
-        """Note that `visible` grew, after the publishers were answered, or that the topic ended."""
+        """Note that `durable` grew, after the publishers were answered, or that the topic ended."""
 
 
 class TopicState:
     """One topic in one journal. Owned by the writer; readers look at single fields only.
 
-    `start` is the oldest offset held here; `next` is the head; `durable` is fsynced below; `visible` is what readers may see;
-    `reserved` is the durable end of the block of offsets that may leave the process unsynced.
+    `start` is the oldest offset held here; `next` is the head; below `durable` everything is
+    fsynced, and readers see nothing from there on.
     """
 
     __slots__ = (
@@ -119,13 +119,11 @@ class TopicState:
         "places",
         "producers",
         "ranges",
-        "reserved",
         "schema_version",
         "schemas",
         "spec",
         "start",
         "sync_on_append",
-        "visible",
         "waiters",
     )
 
@@ -138,8 +136,6 @@ class TopicState:
         self.start = 0
         self.next = 0
         self.durable = 0
-        self.visible = 0
-        self.reserved = 0
         self.holds: dict[str, int] = {}
         self.cursors: dict[str, CursorState] = {}
         """Progress of the subscriptions, by name. The journal's thread changes them."""
@@ -221,8 +217,6 @@ class JournalState:
                 self._topic(head.topic).schema_version = head.schema
             elif kind == fmt.KIND_GAP:
                 self._apply_gap(head, payload)
-            elif kind == fmt.KIND_MARKER:
-                self._apply_marker(payload)
             elif kind == fmt.KIND_STATE:
                 self._apply_state(head, payload)
             elif kind == fmt.KIND_CURSOR:
@@ -266,14 +260,6 @@ class JournalState:
     def _apply_gap(self, head: fmt.FrameHead, payload: bytes) -> None:
         end, kind, reason = msgspec.msgpack.decode(payload, type=tuple[int, str, str])
         self._topic(head.topic).add_range(SpecialRange(head.offset, end, kind, reason))
-
-    def _apply_marker(self, payload: bytes) -> None:
-        if payload:
-            for topic_id, end in msgspec.msgpack.decode(payload, type=list[tuple[int, int]]):
-                topic = self.topics.get(topic_id)
-                if topic is not None:
-                    # A topic whose definition was lost to damage has no head to reserve for.
-                    topic.reserved = end
 
     def _apply_state(self, head: fmt.FrameHead, payload: bytes) -> None:
         tag, key, value = msgspec.msgpack.decode(payload, type=tuple[int, str, Any])

@@ -3,23 +3,38 @@
 SQLite itself has no checksums, so every row carries a CRC32, and the one row of `state` has the
 number of entries and a digest over all of them: a row that is lost, stale or changed behind
 SQLite's back is found when the file is opened. `docs/internals/metadata.md` has the details.
+
+`PRAGMAS` is how the metadata database is run on it:
+
+* `journal_mode=persist`, a rollback journal, and not a write-ahead log, although that needs one
+  sync a commit instead of four. After a failed fsync and a restart of the process the page cache
+  still shows frames of the write-ahead log that the disk does not have; SQLite takes them as
+  committed, appends behind them, and a later power loss silently drops everything from there on.
+  A rollback journal is written anew by the next transaction, and what it restores is written and
+  synced again, so it survives that. A bit that flips in a write-ahead log drops committed
+  transactions as well. Of the rollback modes, `persist` changes neither names nor sizes while it
+  commits, so its syncs need no change of the file system's own journal.
+* `synchronous=extra`: each step is synced, and the directory when the journal is new.
+* `locking_mode=exclusive`, because the data directory has its own lock.
+
+After opening, a store's first act should be a write transaction (it counts its generation up):
+that replaces a journal whose end the disk may not have if an earlier process failed at commit.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os.path
 import struct
 import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import quote
 
 import apsw
 
 from frazil.errors import CorruptionError, FrazilError, InvalidRequest, Unavailable
 from frazil.metadata.transaction import Entry, Revision
-from frazil.metadata.vfs import connect, register_vfs
 
 if TYPE_CHECKING:
     from frazil.fs import FileSystem, LockHandle
@@ -61,7 +76,16 @@ _STATE_TABLE: Final = (
 _SCHEMA: Final = (("entries", _ENTRIES_TABLE), ("state", _STATE_TABLE))
 _ENTRY_NUMBERS: Final = struct.Struct("<QQI")
 _STATE_NUMBERS: Final = struct.Struct("<QQQQ")
-_vfs_numbers = itertools.count()
+PRAGMAS: tuple[str, ...] = (
+    "PRAGMA locking_mode=exclusive",
+    "PRAGMA journal_mode=persist",
+    "PRAGMA journal_size_limit=1048576",
+    "PRAGMA synchronous=extra",
+    "PRAGMA temp_store=memory",
+    "PRAGMA mmap_size=0",
+    "PRAGMA trusted_schema=off",
+    "PRAGMA cell_size_check=on",
+)
 
 
 class State(NamedTuple):
@@ -97,11 +121,10 @@ def entry_of(row: tuple[apsw.SQLiteValue, ...]) -> Entry:
 
 
 class Database:
-    """An open file: the connection, the VFS it runs on and the lock that keeps others out."""
+    """An open file: the connection, and the lock that keeps others out."""
 
-    def __init__(self, connection: apsw.Connection, vfs: apsw.VFS, lock: LockHandle) -> None:
+    def __init__(self, connection: apsw.Connection, lock: LockHandle) -> None:
         self.connection = connection
-        self._vfs = vfs
         self._lock = lock
 
     def close(self) -> None:
@@ -114,12 +137,11 @@ class Database:
         except (apsw.Error, OSError):
             pass
         finally:
-            self._vfs.unregister()
             self._lock.release()
 
 
 def open_connection(path: str, file_system: FileSystem) -> Database:
-    """Open the file, or make an empty one, with all access through `file_system`.
+    """Open the file, or make an empty one.
 
     Raises:
         OSError: it cannot be opened; `LockTaken` if it is open elsewhere.
@@ -132,19 +154,29 @@ def open_connection(path: str, file_system: FileSystem) -> Database:
             version_min=".".join(map(str, SQLITE_VERSION_MIN)),
         )
     with contextlib.ExitStack() as stack:
-        # The VFS itself locks nothing, and two writers would destroy the file.
         lock = file_system.lock(path + LOCK_SUFFIX, "frazil metadata")
         stack.callback(lock.release)
-        vfs = register_vfs(file_system, name=f"frazil-{next(_vfs_numbers)}")
-        stack.callback(vfs.unregister)
-        connection = connect(path, vfs)
+        connection = connect(path, file_system.sqlite_vfs())
         stack.pop_all()
-    database = Database(connection, vfs, lock)
-    with contextlib.ExitStack() as stack:
-        stack.callback(database.close)
-        connection.execute("PRAGMA trusted_schema=off; PRAGMA cell_size_check=on")
-        stack.pop_all()
-    return database
+    return Database(connection, lock)
+
+
+def connect(path: str, vfs: str) -> apsw.Connection:
+    """Open the database at `path`, creating it if it is absent; `vfs` is "" for SQLite's own.
+
+    Close it also after an error: what a forgotten connection raises while it is collected is lost.
+    """
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+    # psow=0: a power loss may damage a sector as a whole, so its other pages are journaled, too.
+    uri = f"file:{quote(path)}?psow=0"
+    connection = apsw.Connection(uri, flags=flags, vfs=vfs or None)
+    try:
+        for pragma in PRAGMAS:
+            connection.execute(pragma)
+    except BaseException:
+        connection.close(force=True)
+        raise
+    return connection
 
 
 def _sqlite_version() -> tuple[int, ...]:

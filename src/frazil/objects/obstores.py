@@ -490,7 +490,9 @@ def _by_status(
     text: str, status: str, verb: str, endpoint: str, facts: dict[str, Any]
 ) -> FrazilError:
     """Return the error of a store that gave no code that is known here."""
-    writes = {"outcome": "unknown"} if verb in {"put", "put_stream", "delete"} else {}
+    writes: dict[str, Any] = (
+        {"outcome": "unknown"} if verb in {"put", "put_stream", "delete"} else {}
+    )
     if status == "503":
         writes["retry_after_ms"] = THROTTLED_MS
     if status.startswith("5") or status in {"408", "409"}:

@@ -352,7 +352,7 @@ def _set_start(store: ObjectStore, state: JournalState, topic: TopicPlan) -> Non
     for frame in frames_of(store, next(_needed(topic)), topic.spec.id):
         if frame.head.offset + frame.head.records > topic.local_from:
             start = min(frame.head.offset, topic.local_from)
-            known.start = known.next = known.durable = known.visible = start
+            known.start = known.next = known.durable = start
             return
 
 

@@ -198,7 +198,7 @@ def _settle(topic: TopicState, chain: Chain, *, local_all: bool, offset_margin: 
     topic.ranges = []
     at = chain.end if chain.descriptors else head_known
     topic.start = topic.next = at if local_from is None else local_from
-    topic.durable = topic.visible = topic.next
+    topic.durable = topic.next
     # The hold says what is registered: it must not be above what was found.
     topic.holds.pop(OBJECTS_HOLD, None)
     if chain.descriptors:

@@ -65,7 +65,7 @@ def expired_below(
     for found in picture.descriptors:
         later -= found.length
         is_large = bytes_max is not None and later >= bytes_max
-        is_old = None not in {age_us, now_us} and found.time_last_us + age_us <= now_us
+        is_old = age_us is not None and now_us is not None and found.time_last_us + age_us <= now_us
         if found.end > limit or not (is_large or is_old):
             break
         below = found.end

@@ -250,7 +250,7 @@ class Trouble(NamedTuple):
     """The reason why a topic's uploads fail; times are by the monotonic clock."""
 
     error: FrazilError
-    count: int
+    failures: int
     failed_at: float
     retry_at: float
 
@@ -303,7 +303,7 @@ class Uploader:
     def _note(self, topic_id: int, error: FrazilError) -> None:
         """Record a failure; the pause grows with each, with jitter."""
         before = self.troubles.get(topic_id)
-        count = before.count + 1 if before is not None else 1
+        count = before.failures + 1 if before is not None else 1
         delay_s = min(RETRY_DELAY_MAX_S, RETRY_DELAY_S * 2 ** min(count, 10))
         chance = int.from_bytes(self._clock.random_bytes(2), "little") / 0x10000
         wait_s = delay_s * (1 + chance) / 2
@@ -428,7 +428,7 @@ class Uploader:
         A store that answers only most requests would else never take an object of many parts.
         """
         trouble = self.troubles.get(topic_id)
-        halved = self.object_bytes_max >> min(trouble.count if trouble is not None else 0, 63)
+        halved = self.object_bytes_max >> min(trouble.failures if trouble is not None else 0, 63)
         return min(self.object_bytes_max, max(halved, PIECE_BYTES_MAX // 2))
 
 

@@ -46,9 +46,9 @@ class PointPlan(NamedTuple):
 
 def point_of(statement: Node, uses: Sequence[TableUse]) -> PointPlan | None:
     """Return the look-up that a statement is, None if it is more than that."""
-    node = statement["node"]
+    node: Node = statement["node"]
     use = uses[0] if len(uses) == 1 else None
-    if use is None or use.select is not node or use.info is None or use.log:
+    if use is None or node is not use.select or use.info is None or use.log:
         return None
     if node["cte_map"]["map"] or any(node[part] for part in _EMPTY_PARTS):
         return None

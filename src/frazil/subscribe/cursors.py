@@ -197,13 +197,13 @@ class Cursors:
     def _check_place(self, runtime: TopicRuntime, place: CursorState) -> None:
         state = runtime.state
         start = runtime.history.range(state.id).first
-        if place.acked_below < start or place.end > state.visible:
+        if place.acked_below < start or place.end > state.durable:
             raise InvalidRequest(
                 "a subscription must be placed within the topic's records",
                 topic=runtime.name,
                 offset=place.acked_below,
                 start=start,
-                head=state.visible,
+                head=state.durable,
             )
 
     # -- what follows ----------------------------------------------------------------------------

@@ -182,7 +182,7 @@ class TopicFeed:
         """The highest offset that a subscription asked for."""
         # Before the look at what is there: nothing that comes in between may stay unnoticed.
         runtime.state.followers += (self,)
-        self.head = self._visible = runtime.state.visible
+        self.head = self._visible = runtime.state.durable
         """The offset after the last record whose publisher was answered."""
         self.decoded = 0
         """How many records were decoded; with n subscriptions at the head still one per record."""
@@ -198,16 +198,16 @@ class TopicFeed:
         """Pass news on to the loop; called after the publishers were answered."""
         state, journal = self.runtime.state, self.runtime.log.journal
         is_over = state.spec.deleted_us or journal.closed or journal.failed is not None
-        if state.visible == self._visible and not is_over:
+        if state.durable == self._visible and not is_over:
             # It was a control frame, such as an ack.
             return
-        self._visible = state.visible
+        self._visible = state.durable
         if threading.get_ident() == self._thread:
-            self._loop.call_soon(self._news, state.visible)
+            self._loop.call_soon(self._news, state.durable)
             return
         # The loop may be closed by then, and an error in the journal's thread is fatal.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._news, state.visible)
+            self._loop.call_soon_threadsafe(self._news, state.durable)
 
     # -- live records, on the loop ---------------------------------------------------------------
 

@@ -42,16 +42,16 @@ class Lags:
             for first, end in gaps:
                 settled.ack_range(first, end)
         held = runtime.history.range(state.id).first
-        below = min(max(settled.acked_below, held), state.visible)
+        below = min(max(settled.acked_below, held), state.durable)
         acked = sum(end - max(first, below) for first, end in settled.ranges() if end > below)
-        return state.visible - below - acked, below
+        return state.durable - below - acked, below
 
     def facts(self, runtime: TopicRuntime, cursor: CursorState) -> dict[str, Any]:
         """Return a lag ready for JSON; it reads the oldest record for its time."""
         records, below = self.records(runtime, cursor)
         return {
             "acked_below": cursor.acked_below,
-            "head": runtime.state.visible,
+            "head": runtime.state.durable,
             "lag_records": records,
             "lag_bytes": int(records * self._record_bytes(runtime)),
             "lag_seconds": _age_s(runtime, below) if records else 0.0,
@@ -64,7 +64,7 @@ class Lags:
         far = self._objects(runtime)
         objects = () if far is None else far.descriptors
         stored = (
-            (state.bytes_local, gaps.missing(state.start, state.visible).size),
+            (state.bytes_local, gaps.missing(state.start, state.durable).size),
             (sum(each.bytes for each in files), sum(each.rows for each in files)),
             (
                 sum(each.length for each in objects),

@@ -147,7 +147,7 @@ class TopicMemory:
         now_us = self.clock.now_us()
         return (
             now_us - self._read_us < READ_US
-            or self.state.visible - tail[0].offset >= FOLD_ROWS
+            or self.state.durable - tail[0].offset >= FOLD_ROWS
             or self._payload_in - self._payload_out >= FOLD_BYTES
             or now_us - tail[0].time_us >= FOLD_AGE_US
         )
@@ -216,7 +216,7 @@ class TopicMemory:
         """
         with self.lock:
             tail, rows = self.tail, 0
-            end = min(end, self.state.visible)
+            end = min(end, self.state.durable)
             rows_max = JOIN_AT_ONCE_ROWS if budget_rows is None else budget_rows
             while tail and tail[0].offset < end and (budget_rows is None or rows < budget_rows):
                 rows += self._settle_some(end, rows_max)

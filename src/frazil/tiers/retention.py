@@ -7,7 +7,7 @@ and are then refused with advice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from frazil.errors import Overloaded
 from frazil.telemetry import event, warn
@@ -186,13 +186,14 @@ class Retention:
         error: Callable[[], FrazilError] | None,
     ) -> None:
         """Stop a topic's publishes for one reason, or end that stop if there is no error."""
-        runtime, current = topic.runtime, topic.runtime.refusal
+        runtime = topic.runtime
+        current: object = runtime.refusal
         if error is None:
             if isinstance(current, PublishStop) and current.kind == kind:
                 runtime.refusal = None
         elif current is None:
             wait_s = self._engine.settings.memory.wait_s if self._engine.threaded else 0.0
-            runtime.refusal = PublishStop(kind, error, wait_s)
+            runtime.refusal = cast("Callable[[], FrazilError]", PublishStop(kind, error, wait_s))
             warn("topic_stopped", topic=topic.name, limit=kind, why=str(error()))
 
     # -- the cap -----------------------------------------------------------------------------------

@@ -574,7 +574,7 @@ class TopicTiers:
     def settle(self, rows_max: int) -> None:
         """Decode, join and fold some new records; for the background thread."""
         memory, keyed = self.memory, self.keyed
-        end = self.state.visible
+        end = self.state.durable
         try:
             if keyed is not None:
                 keyed.fold(end, budget_rows=rows_max)

@@ -83,7 +83,7 @@ def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float)
     """
     by_name = {runtime.name: runtime for runtime in runtimes}
     for runtime, offset, _is_ack in _offsets(list(by_name.values()), wanted, "min_offset"):
-        if runtime.state.visible <= offset and not _came(runtime, offset, timeout_s):
+        if runtime.state.durable <= offset and not _came(runtime, offset, timeout_s):
             raise Unavailable(
                 "the topic has no such offset yet", topic=runtime.name, min_offset=offset
             )

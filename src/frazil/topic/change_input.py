@@ -140,7 +140,7 @@ def no_changes(topic: str) -> InvalidRequest:
 def nothing_written(runtime: TopicRuntime) -> Ack:
     """Return the ack of a call whose events were all passed over: of no record, at the head."""
     check_there(runtime)
-    head = runtime.state.visible
+    head = runtime.state.durable
     return Ack(head, head - 1, runtime.log.journal.state.lsn)
 
 

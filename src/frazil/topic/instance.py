@@ -104,7 +104,7 @@ class Instance:
         journal = self.log.journal
         while True:
             before = journal.shown
-            ends = [runtime.state.visible for runtime in runtimes]
+            ends = [runtime.state.durable for runtime in runtimes]
             if before == journal.shown and not before % 2:
                 return ends
 

@@ -52,7 +52,8 @@ def start_offset(runtime: TopicRuntime, start: Start) -> int:
 
 
 def _is_count(value: Any, *kinds: type) -> bool:
-    return isinstance(value, (int, *kinds)) and not isinstance(value, bool) and value >= 0
+    is_number = isinstance(value, (int, *kinds)) and not isinstance(value, bool)
+    return is_number and bool(value >= 0)
 
 
 class Reader:
@@ -232,12 +233,12 @@ class Reader:
     def _has_news(self) -> bool:
         state, journal = self._runtime.state, self._runtime.log.journal
         ended = journal.closed or bool(journal.failed) or bool(state.spec.deleted_us)
-        return state.visible > self.offset or ended
+        return state.durable > self.offset or ended
 
     def _check_open(self) -> None:
         journal = self._runtime.log.journal
         state = self._runtime.state
-        if state.visible > self.offset:
+        if state.durable > self.offset:
             return
         if journal.closed or journal.failed:
             self.close()

@@ -176,11 +176,11 @@ class TopicRuntime:
         """Wait until readers may see an offset; False if that takes too long."""
         woken = threading.Event()
         deadline = self.clock.monotonic() + timeout_s
-        while self.state.visible <= offset:
+        while self.state.durable <= offset:
             woken.clear()
             self.state.waiters.append(woken.set)
             left = deadline - self.clock.monotonic()
-            if self.state.visible <= offset and (left <= 0 or not woken.wait(left)):
+            if self.state.durable <= offset and (left <= 0 or not woken.wait(left)):
                 # On a quiet topic nobody else would ever take it out; on a busy one it is gone.
                 with contextlib.suppress(ValueError):
                     self.state.waiters.remove(woken.set)

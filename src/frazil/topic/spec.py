@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = []
 
 _CHOICES: Final = {
-    "sync": ("none", "periodic", "commit"),
+    "sync": ("periodic", "commit"),
     "on_full": ("block", "expire"),
     "unknown_key": ("ignore", "error", "insert"),
     "lake": (True, False),

@@ -101,12 +101,12 @@ def test_a_live_topic_is_altered(call):
     call("publish", "t", given='{"a":1,"b":0.5,"c":"x"}\n')
     call(
         *("topic", "alter", "t", "--add", "d:long", "--widen", "a:long", "--rename", "b=bb"),
-        *("--drop", "c", "--retention-age", "1h", "--sync", "none"),
+        *("--drop", "c", "--retention-age", "1h", "--sync", "periodic"),
     )
     (row,) = [json.loads(line) for line in call("read", "t").stdout.splitlines()]
     assert {key: row[key] for key in row if key[0] != "_"} == {"a": 1, "bb": 0.5, "d": None}
     found = values(call("topic", "describe", "t", "-o", "json"))
-    assert (found["retention_age_s"], found["sync"]) == (3600, "none")
+    assert (found["retention_age_s"], found["sync"]) == (3600, "periodic")
     assert "nothing to change" in call("topic", "alter", "t", code=2).stderr
     call("topic", "alter", "t", "--widen", "a:string", code=2)
 
@@ -178,12 +178,12 @@ def test_wrong_settings_are_refused(call):
 def test_global_options_reach_the_settings(call):
     """`config show` sees --set and --data before and after the command."""
     for words in (
-        ("--set", "log.sync=none", "config", "show", "-o", "json"),
-        ("config", "show", "--set", "log.sync=none", "-o", "json"),
-        ("--output", "json", "config", "show", "--set", "log.sync=none"),
+        ("--set", "log.sync=periodic", "config", "show", "-o", "json"),
+        ("config", "show", "--set", "log.sync=periodic", "-o", "json"),
+        ("--output", "json", "config", "show", "--set", "log.sync=periodic"),
     ):
         found = values(call(*words))
-        assert found["log.sync"]["value"] == "none"
+        assert found["log.sync"]["value"] == "periodic"
         assert found["data_dir"]["origin"] == "flag"
         assert found["data_dir"]["value"].endswith("data")
 

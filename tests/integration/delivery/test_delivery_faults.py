@@ -276,7 +276,7 @@ def test_a_dead_letter_is_synced_before_its_record_is_settled(tmp_path):
     """Also where the topic of dead letters answers its publishers before it is on the disk."""
 
     async def work(db, deliveries, settings):
-        dead = db.create_topic("dead", sync="none")
+        dead = db.create_topic("dead", sync="periodic")
         db.create_topic("t").append_many([b"0", b"1", b"2"])
         settings.change(uid(db), "s", policy=letters())
         found = await opened(deliveries)

@@ -10,7 +10,7 @@ import frazil
 from frazil.clock import SystemClock
 from frazil.engine import Engine
 from tests.integration.delivery.delivering import TOPIC, Collector, delivering, opened, until
-from tests.integration.engine.opening import LOG_ALONE, small_settings
+from tests.integration.engine.opening import LOG_ALONE, declare_gap, small_settings
 from tests.integration.engine.test_objects_reading import RECORDS, SMALL, fill
 from tests.support import SimulatedFileSystem
 
@@ -18,16 +18,17 @@ PAYLOAD = 1_000
 
 
 def crashed(seed=0, **settings):
-    """Open an engine on what a crash left of a topic that is not synced; all of it was acked.
+    """Open an engine on what a crash left of a topic whose records are all acked.
 
-    Offsets that may have been given out before the crash are a gap.
+    Behind them is a declared gap.
     """
     disk = SimulatedFileSystem(1)
     db = Engine(small_settings("/data", **settings), file_system=disk, clock=SystemClock())
-    topic = db.create_topic("t", sync="none")
+    topic = db.create_topic("t")
     topic.append_many([b"x" * PAYLOAD] * 3)
     with topic.subscribe("s", start="earliest") as stream:
         stream.ack([stream.receive(60) for _ in range(3)])
+    declare_gap(db, "t", 200_000)
     left = disk.crash_clone(seed)
     db.close()
     again = Engine(small_settings("/data", **settings), file_system=left, clock=SystemClock())
@@ -71,7 +72,7 @@ def test_bytes_of_files_are_shared_among_records_not_offsets():
         topic.append_many([bytes([n]) * PAYLOAD for n in range(4)])
         db.tiers.flush("t")
         _records, all_bytes, _age = lag(db)
-        db.subscriptions.reset("t", "s", topic.runtime.state.visible - 1)
+        db.subscriptions.reset("t", "s", topic.runtime.state.durable - 1)
         records, size_bytes, _age = lag(db)
         assert records == 1
         assert 0.5 * all_bytes / 4 < size_bytes < 2 * all_bytes / 4

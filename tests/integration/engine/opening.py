@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from frazil.clock import SystemClock
 from frazil.config import ProducerSettings, Settings, TopicSettings
 from frazil.config.sections import DiskSettings, LogSettings, MemorySettings
 from frazil.engine import Engine
 from frazil.fs import RealFileSystem
-from frazil.log import Pending
+from frazil.log import RANGE_GAP, Control, Pending
+from frazil.log import format as fmt
 from tests.support.log_limits import DEFAULTS, set_log_limits
 from tests.support.tier_limits import set_tier_limits
 
@@ -61,6 +64,13 @@ def payloads_of(topic, start="earliest", **options):
 def column_of(topic, name, start="earliest", **options):
     """Read one column of a table topic."""
     return [record[name] for record in rows_of(topic, start, **options)]
+
+
+def declare_gap(engine, name, end):
+    """Let a topic's next record have the offset `end`; those before it have no records."""
+    state = engine.topic(name).runtime.state
+    payload = msgspec.msgpack.encode((end, RANGE_GAP, "declared by a test"))
+    engine.log.control(Control(fmt.KIND_GAP, state.id, payload, offset=state.next))
 
 
 def rotate(engine):

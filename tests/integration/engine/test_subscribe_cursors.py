@@ -488,7 +488,7 @@ async def refused_in_a_loop(states, value):
 
 def test_values_are_bounded_together(tmp_path):
     """Beyond the bound a new value is refused, a smaller one and a removal are not."""
-    with open_quiet(tmp_path, segment_bytes_max=256 << 20, sync="none") as db:
+    with open_quiet(tmp_path, segment_bytes_max=256 << 20, sync="periodic") as db:
         big = bytes(VALUE_BYTES_MAX)
         count = BYTES_MAX // VALUE_BYTES_MAX
         for number in range(count - 1):

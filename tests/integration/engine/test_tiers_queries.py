@@ -184,7 +184,7 @@ def test_a_snapshot_of_two_instants_is_found(tmp_path, monkeypatch):
     def visible_ends(self, runtimes):
         ends = []
         for runtime in runtimes:
-            ends.append(runtime.state.visible)
+            ends.append(runtime.state.durable)
             time.sleep(0.01)
         return ends
 

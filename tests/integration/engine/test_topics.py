@@ -71,7 +71,7 @@ def test_topics_survive_a_restart(tmp_path):
     """Topics, options and columns are the same after closing and opening."""
     with open_small(tmp_path) as db:
         db.create_topic("a")
-        db.create_topic("/ns/b", {"x": "int"}, sync="none")
+        db.create_topic("/ns/b", {"x": "int"}, sync="periodic")
         db.create_topic("c", partitions=3)
         before = {name: db.describe(name) for name in db.topics()}
     with open_small(tmp_path) as db:
@@ -366,7 +366,7 @@ def test_wrong_arguments_of_open_are_refused(tmp_path):
     with pytest.raises(InvalidRequest):
         frazil.open(tmp_path / "d", **{"log.sink": "commit"})
     with pytest.raises(InvalidRequest, match="not both"):
-        frazil.open(frazil.Settings(), **{"log.sync": "none"})
+        frazil.open(frazil.Settings(), **{"log.sync": "periodic"})
 
 
 def test_a_topic_keeps_the_columns_that_its_table_is_sorted_by(tmp_path):

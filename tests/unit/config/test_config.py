@@ -268,7 +268,7 @@ def test_settings_cannot_be_changed():
     with pytest.raises(pydantic.ValidationError):
         settings.data_dir = "elsewhere"
     with pytest.raises(pydantic.ValidationError):
-        settings.log.sync = "none"
+        settings.log.sync = "periodic"
 
 
 def test_settings_survive_pickling():
@@ -282,8 +282,8 @@ def test_settings_survive_pickling():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("log:\n  sync: none\n  sync: commit\n", "given twice"),
-        ("log:\n  sync: none\nlog:\n  sync: commit\n", "given twice"),
+        ("log:\n  sync: periodic\n  sync: commit\n", "given twice"),
+        ("log:\n  sync: periodic\nlog:\n  sync: commit\n", "given twice"),
         ("- log\n", "not a mapping"),
         ("log: [1]\n", "must be one value"),
         ("log: 5\n", "section"),
@@ -293,9 +293,9 @@ def test_settings_survive_pickling():
         ("lake:\n  spark:\n    conf: [1]\n", "must be one value"),
         ("lake:\n  spark:\n    conf: {a: {b: 1}}\n", "must be one value"),
         ("lake:\n  spark:\n    conf: {a: 1, a: 2}\n", "given twice"),
-        ("log.sync: none\n", "unknown setting"),
+        ("log.sync: periodic\n", "unknown setting"),
         ("5: x\n", "not a text"),
-        ("log: {sync: none\n", "not valid YAML"),
+        ("log: {sync: periodic\n", "not valid YAML"),
         ("data_dir: !!python/name:os.system\n", "not plain YAML"),
         ("data_dir: 2026-13-45\n", "not plain YAML"),
         ("data_dir: !!int x\n", "not plain YAML"),
@@ -362,14 +362,14 @@ def test_junk_in_a_file_never_crashes(data):
 
 def test_assignments_of_flags_are_split_at_the_first_sign():
     """`--set key=value` keeps later signs in the value and refuses a repeat."""
-    assert parse_assignments(["data_dir=a=b", "log.sync = none"]) == {
+    assert parse_assignments(["data_dir=a=b", "log.sync = periodic"]) == {
         "data_dir": "a=b",
-        "log.sync": "none",
+        "log.sync": "periodic",
     }
     with pytest.raises(InvalidRequest, match="key=value"):
         parse_assignments(["log.sync"])
     with pytest.raises(InvalidRequest, match="twice"):
-        parse_assignments(["log.sync=none", "log.sync=commit"])
+        parse_assignments(["log.sync=periodic", "log.sync=commit"])
 
 
 def test_the_schema_knows_every_setting_and_its_units():
@@ -415,8 +415,8 @@ def run(*arguments, env=None):
 
 def test_config_show_prints_values_and_origins():
     """Both forms show the value in effect and where it was set."""
-    shown = json.loads(run("show", "--output", "json", "--set", "log.sync=none").stdout)
-    assert shown["log.sync"] == {"value": "none", "origin": "flag"}
+    shown = json.loads(run("show", "--output", "json", "--set", "log.sync=periodic").stdout)
+    assert shown["log.sync"] == {"value": "periodic", "origin": "flag"}
     assert shown["log.segment_bytes_max"] == {"value": 128 << 20, "origin": "default"}
     table = run("show", env={"COLUMNS": "200", "FRAZIL_LOG__SYNC": "periodic"})
     assert table.exit_code == 0
@@ -426,7 +426,7 @@ def test_config_show_prints_values_and_origins():
 
 def test_config_check_answers_for_the_file_alone(yaml_file):
     """A good file is counted, a bad one is an error that names the key."""
-    good = run("check", yaml_file("log:\n  sync: none\n"), env={"FRAZIL_LOG__SYNC": "junk"})
+    good = run("check", yaml_file("log:\n  sync: periodic\n"), env={"FRAZIL_LOG__SYNC": "junk"})
     assert good.exit_code == 0
     assert "sets 1 of" in good.stdout
     bad = run("check", yaml_file("log:\n  sink: none\n"))

@@ -301,7 +301,7 @@ def test_a_reader_at_the_end_is_woken(tmp_path):
         assert not woken.is_set()
         ack = publish(committer, b"x")
         assert woken.wait(WAIT_S)
-        assert topic.visible == ack.offset + 1
+        assert topic.durable == ack.offset + 1
         assert topic.waiters == []
 
 

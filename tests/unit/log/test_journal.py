@@ -61,15 +61,17 @@ def test_a_group_is_synced_once(disk, log):
     assert disk.sync_count == before + 1
 
 
-def test_mode_none_acks_without_a_sync(disk, log):
-    """Only the reservation of offsets is synced, then many appends go without."""
-    log.create(2, "/default/loose", sync="none")
-    log.plain(2, b"reserves")
+def test_mode_periodic_acks_before_the_sync(disk, log):
+    """Readers see a record when it is synced, at the latest after the interval."""
+    log.create(2, "/default/loose", sync="periodic")
     before = disk.sync_count
     for _ in range(10):
         assert isinstance(log.plain(2, b"x"), Ack)
     assert disk.sync_count == before
-    assert len(log.read(2).records) == 11
+    assert log.read(2).records == {}
+    log.clock.advance(log.settings.sync_interval_s)
+    log.journal.tick()
+    assert len(log.read(2).records) == 10
 
 
 def test_a_marker_follows_a_pause_once(disk, log):

@@ -102,14 +102,12 @@ def test_records_before_damage_are_read(disk, log):
 def test_a_gap_before_a_lost_range_is_told_first(disk):
     """A reader that meets a gap and then a lost range learns of both."""
     log = DrivenLog(disk)
-    log.create(1, "/default/a", sync="none")
-    log.plain(1, b"before", sync=True)
-    again = disk.kill_clone()
-    log = DrivenLog(again)
-    gap_end = log.topic(1).next
-    assert gap_end > 1
-    log.plain(1, b"damaged", sync=True)
-    log.plain(1, b"behind", sync=True)
+    log.create(1, "/default/a")
+    log.plain(1, b"before")
+    again, gap_end = disk.kill_clone(), 10
+    log = DrivenLog(again, watermarks={1: gap_end})
+    log.plain(1, b"damaged")
+    log.plain(1, b"behind")
     log.close()
     damage(again, data_frames(again, 1)[1])
     log = DrivenLog(again)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 
@@ -27,7 +29,7 @@ def state():
     state = JournalState()
     state.define_topic(TopicSpec(id=1, name="/default/a", kind="message", created_us=1))
     state.define_topic(
-        TopicSpec(id=2, name="/default/b", kind="message", created_us=1, sync="none")
+        TopicSpec(id=2, name="/default/b", kind="message", created_us=1, sync="periodic")
     )
     return state
 
@@ -42,22 +44,19 @@ def pack(*values):
 
 
 def group_of(state, **fields):
+    state.lsn = fields.pop("lsn", 10)
     return Group(
         state,
-        salt=b"saltsalt",
-        generation=1,
-        lsn=fields.pop("lsn", 10),
+        SimpleNamespace(salt=b"saltsalt", generation=1),
         synced=9,
         time_us=fields.pop("time_us", 1_000_000),
         position=128,
         bytes_max=1 << 20,
-        reserve=100,
     )
 
 
 def encode(group, *entries):
     group.encode([(*e[:5], number, *e[5:]) for number, e in enumerate(entries)])
-    group.finish()
     return dict(zip(group.waiters, group.results, strict=True))
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import random
 
 import apsw
 import pytest
 
 from frazil.fs import RealFileSystem
-from frazil.metadata.vfs import PRAGMAS, connect, register_vfs, transaction
+from frazil.metadata.sqlite_file import PRAGMAS, connect
 from tests.support import ERRNOS, Fault, FaultyFileSystem, SimulatedCrash, SimulatedFileSystem
 from tests.support.simulated_fs import SimulatedFile
+from tests.support.sqlite_vfs import register_vfs
 
 DATABASE = "/d/meta.db"
-names = itertools.count()
 
 
 def new_disk(seed=0):
@@ -29,9 +28,9 @@ def new_disk(seed=0):
 @contextlib.contextmanager
 def opened(file_system, journal_mode=None):
     """Give a connection, closed at the end also when the machine beneath it has crashed."""
-    vfs = register_vfs(file_system, name=f"test-{next(names)}")
+    vfs = register_vfs(file_system)
     if journal_mode is None:
-        connection = connect(DATABASE, vfs)
+        connection = connect(DATABASE, vfs.name)
     else:
         connection = apsw.Connection(DATABASE, vfs=vfs.name)
     try:
@@ -44,6 +43,21 @@ def opened(file_system, journal_mode=None):
     finally:
         with contextlib.suppress(SimulatedCrash, apsw.Error):
             connection.close(True)
+
+
+@contextlib.contextmanager
+def transaction(connection):
+    """Commit what the block does as one transaction, durable on return; undo it if it raises."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except Exception:
+        if connection.in_transaction:
+            # SQLite has rolled back already, or it will when the database is opened again.
+            with contextlib.suppress(apsw.Error):
+                connection.execute("ROLLBACK")
+        raise
 
 
 def rows(connection):
@@ -172,8 +186,7 @@ def test_all_file_access_goes_through_the_seam(tmp_path):
         Writer(random.Random(1)).transact(connection)
     assert disk.paths() == [DATABASE, f"{DATABASE}-journal"]
     path = str(tmp_path / "meta.db")
-    vfs = register_vfs(RealFileSystem(), name="test-real")
-    connection = connect(path, vfs)
+    connection = connect(path, RealFileSystem().sqlite_vfs())
     with transaction(connection):
         connection.execute("CREATE TABLE t (k)")
         connection.execute("INSERT INTO t VALUES (7)")
@@ -210,12 +223,12 @@ def test_a_commit_in_steady_state_changes_no_names():
 def test_a_second_connection_is_refused():
     """As the locks do nothing, one database has one connection; after closing it is free."""
     disk = new_disk()
-    vfs = register_vfs(disk, name="test-second")
-    first = connect(DATABASE, vfs)
+    vfs = register_vfs(disk)
+    first = connect(DATABASE, vfs.name)
     with pytest.raises(apsw.CantOpenError, match="already open"):
-        connect(DATABASE, vfs)
+        connect(DATABASE, vfs.name)
     first.close()
-    connect(DATABASE, vfs).close()
+    connect(DATABASE, vfs.name).close()
 
 
 def test_large_sorts_stay_in_memory():
@@ -342,7 +355,7 @@ def test_a_journal_that_cannot_be_removed_is_an_error(verb, expected):
     with opened(disk) as connection:
         Writer(random.Random(1)).transact(connection)
     faulty = FaultyFileSystem(disk, [Fault(verb)])
-    vfs = register_vfs(faulty, name="test-delete")
+    vfs = register_vfs(faulty)
     with pytest.raises(apsw.IOError) as raised:
         vfs.xDelete(f"{DATABASE}-journal", True)
     assert raised.value.extendedresult == expected
@@ -353,7 +366,7 @@ def test_a_journal_that_cannot_be_removed_is_an_error(verb, expected):
 
 def test_a_temporary_file_is_refused():
     """Without temp_store=memory a statement that spills fails, with the remedy in the text."""
-    vfs = register_vfs(new_disk(), name="test-temporary")
+    vfs = register_vfs(new_disk())
     with pytest.raises(apsw.CantOpenError, match="temp_store=memory"):
         vfs.xOpen(None, [apsw.SQLITE_OPEN_TEMP_DB | apsw.SQLITE_OPEN_READWRITE, 0])
 

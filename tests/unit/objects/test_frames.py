@@ -132,7 +132,7 @@ def test_an_object_may_begin_inside_a_frame(world):
 
 def test_nothing_beyond_durable_is_given(world):
     """What was acked before its sync is no part of any object until it is synced."""
-    world.log.create(4, "/default/loose", sync="none")
+    world.log.create(4, "/default/loose", sync="periodic")
     world.log.plain(4, b"early")
     world.log.plain(1, b"synced")
     world.log.plain(4, b"late")

@@ -60,7 +60,7 @@ def state_with(*specs, following=0):
     state = JournalState()
     for spec in specs:
         topic = state.define_topic(spec)
-        topic.next = topic.durable = topic.visible = following
+        topic.next = topic.durable = following
     return state
 
 

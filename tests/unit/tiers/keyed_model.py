@@ -95,7 +95,7 @@ class KeyedTopic:
 
     @property
     def end(self):
-        return self.topic.state.visible
+        return self.topic.state.durable
 
     def upsert_rows(self, rows):
         """Publish whole rows as (key, a, b)."""

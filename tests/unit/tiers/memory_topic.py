@@ -21,7 +21,7 @@ class Topic:
     def __init__(self, state, codec, *, merge_rows, start):
         self.state = state
         self.state.codec = self.codec = codec
-        state.next = state.visible = state.durable = start
+        state.next = state.durable = start
         self.lsn = 0
         self.time_us = 1_000_000
         self.memory = TopicMemory(state, clock=SystemClock(), merge_rows=merge_rows)
@@ -46,13 +46,13 @@ class Topic:
         self.memory.append(entry)
         state.next += count
         if visible:
-            state.visible = state.durable = state.next
+            state.durable = state.next
         return offset
 
     def skip(self, count):
         """Leave a gap."""
         self.state.next += count
-        self.state.visible = self.state.durable = self.state.next
+        self.state.durable = self.state.next
 
 
 class TableTopic(Topic):

@@ -27,7 +27,7 @@ def topic_of(*frames):
 
 
 def first(topic, **limits):
-    given = {"end": topic.state.visible, "rows_max": 1000, "bytes_max": 1 << 20, **limits}
+    given = {"end": topic.state.durable, "rows_max": 1000, "bytes_max": 1 << 20, **limits}
     return first_chunk(topic.state, topic.memory.tail, **given)
 
 
@@ -75,7 +75,7 @@ def test_settling_copies_a_row_once(monkeypatch):
 
     monkeypatch.setattr(pa, "concat_batches", concat)
     topic = topic_of(*[-40] * 50)
-    topic.memory.settle(topic.state.visible)
+    topic.memory.settle(topic.state.durable)
     assert copied == [2000]
     assert [chunk.count for chunk in topic.memory.chunks] == [2000]
 

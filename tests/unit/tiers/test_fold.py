@@ -285,7 +285,7 @@ def test_composite_keys_of_any_type_fold():
     )
     topic.arrow(batch)
     topic.rows([{"d": DAYS[1][0], "n": DAYS[1][1].normalize(), "x": b"\0", "v": 2}])
-    state.fold(topic.state.visible)
+    state.fold(topic.state.durable)
     assert len(state.index) == 3
     key = state.shape.key_of((DAYS[1][1], DAYS[1][0], b"\0"))
     assert state.newest(key) == Found(3, OP_UPSERT)

@@ -46,7 +46,7 @@ def test_nothing_beyond_visible_is_seen():
     topic.rows([{"a": 2}], visible=False)
     assert offsets_and_values(topic.memory.snapshot(99)) == [(0, 0), (1, 1)]
     assert len(topic.memory.tail) == 1
-    topic.state.visible = 3
+    topic.state.durable = 3
     assert offsets_and_values(topic.memory.snapshot(3)) == [(0, 0), (1, 1), (2, 2)]
     assert topic.memory.tail == []
 
@@ -79,11 +79,11 @@ def test_chunks_and_tail_are_what_was_written_less_what_was_evicted(actions):
         elif name == "gap":
             topic.skip(argument)
         elif name == "settle":
-            memory.settle(topic.state.visible, budget_rows=argument)
+            memory.settle(topic.state.durable, budget_rows=argument)
         elif name == "merge":
             memory.merge_small()
         elif name == "evict":
-            below = int(argument * topic.state.visible)
+            below = int(argument * topic.state.durable)
             start, size, settled = memory.start, memory.bytes, not memory.tail
             freed = memory.evict(below)
             assert start <= memory.start <= max(start, below)
@@ -91,11 +91,11 @@ def test_chunks_and_tail_are_what_was_written_less_what_was_evicted(actions):
             assert memory.bytes == size - freed or not settled
             written = [offset for offset in written if offset >= memory.start]
         else:
-            end = int(argument * topic.state.visible)
+            end = int(argument * topic.state.durable)
             expected = [(offset, offset) for offset in written if offset < end]
             assert offsets_and_values(memory.snapshot(end)) == expected
     expected = [(offset, offset) for offset in written]
-    assert offsets_and_values(memory.snapshot(topic.state.visible)) == expected
+    assert offsets_and_values(memory.snapshot(topic.state.durable)) == expected
     assert all(chunk.count <= 24 or chunk.count <= 9 for chunk in memory.chunks)
     for offset in written:
         chunk = memory.chunk_at(offset)
@@ -109,7 +109,7 @@ def test_many_single_appends_end_in_few_chunks():
     for _ in range(SINGLE_APPENDS // 100):
         for _ in range(100):
             write(topic, 1)
-        topic.memory.settle(topic.state.visible)
+        topic.memory.settle(topic.state.durable)
         topic.memory.merge_small()
     while topic.memory.merge_small():
         pass
@@ -231,7 +231,7 @@ def test_a_snapshot_outlives_joins_and_evictions():
     topic = plain_topic(merge_rows=64)
     for _ in range(10):
         write(topic, 3)
-        topic.memory.settle(topic.state.visible)
+        topic.memory.settle(topic.state.durable)
     snapshot = topic.memory.snapshot(25)
     topic.memory.merge_small()
     topic.memory.evict(30)
@@ -246,7 +246,7 @@ def test_joining_what_is_evicted_meanwhile_brings_nothing_back(monkeypatch):
     monkeypatch.setattr(memory_module, "JOIN_AT_ONCE_ROWS", 1)
     for _ in range(4):
         write(topic, 3)
-        topic.memory.settle(topic.state.visible)
+        topic.memory.settle(topic.state.durable)
     real = memory_module.join_chunks
 
     def slow_join(chunks):
@@ -266,7 +266,7 @@ def test_appends_run_beside_readers():
 
     def read():
         while not done.is_set():
-            end = topic.state.visible
+            end = topic.state.durable
             found = offsets_and_values(topic.memory.snapshot(end))
             if found != [(n, n) for n in range(topic.memory.chunks[0].offset if found else 0, end)]:
                 wrong.append((end, found))

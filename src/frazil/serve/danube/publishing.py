@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import FRAME_RECORDS_MAX
@@ -234,7 +234,8 @@ def check_record(runtime: TopicRuntime, record: Message) -> tuple[Codec | None, 
     try:
         codec, _data, _count, size = runtime.prepare_own(record)
     except InvalidRequest as error:
-        size, size_max = error.details.get("bytes", 0), runtime.limits.message_bytes_max
+        size = cast("int", error.details.get("bytes", 0))
+        size_max = runtime.limits.message_bytes_max
         if size <= size_max:
             raise
         too_large = status("message_too_large", size_bytes=size, size_bytes_max=size_max)

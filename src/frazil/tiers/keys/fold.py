@@ -110,7 +110,7 @@ class KeyedState:
         memory = self.memory
         with memory.lock:
             self._begin()
-            end = min(end, memory.state.visible)
+            end = min(end, memory.state.durable)
             rows = 0
             while self.folded_to < end and (budget_rows is None or rows < budget_rows):
                 before = self.folded_to

@@ -127,7 +127,7 @@ class KeyLookup:
         """Load what a look-up needs; return the end of what is visible now."""
         tiers = self._tiers
         tiers.ensure_loaded()
-        return tiers.state.visible
+        return tiers.state.durable
 
     def fold_to(self, end: int) -> None:
         """Fold all below an offset, step by step; the caller holds no lock of the topic.
@@ -163,7 +163,7 @@ class KeyLookup:
 
     def _newest(self, key: Key, before: int | None) -> Found | None:
         """Return the newest visible change of a key below an offset; fold only if necessary."""
-        keyed, visible = self._keyed, self._tiers.state.visible
+        keyed, visible = self._keyed, self._tiers.state.durable
         end = visible if before is None else min(before, visible)
         known, found = keyed.latest(key, end)
         if known:

@@ -1,27 +1,9 @@
-"""SQLite's file access on the file seam, so that simulated crashes and faults cover it, too.
-
-`PRAGMAS` is how the metadata database is run on it:
-
-* `journal_mode=persist`, a rollback journal, and not a write-ahead log, although that needs one
-  sync a commit instead of four. After a failed fsync and a restart of the process the page cache
-  still shows frames of the write-ahead log that the disk does not have; SQLite takes them as
-  committed, appends behind them, and a later power loss silently drops everything from there on.
-  A rollback journal is written anew by the next transaction, and what it restores is written and
-  synced again, so it survives that. A bit that flips in a write-ahead log drops committed
-  transactions as well. Of the rollback modes, `persist` changes neither names nor sizes while it
-  commits, so its syncs need no change of the file system's own journal.
-* `synchronous=extra`: each step is synced, and the directory when the journal is new.
-* `locking_mode=exclusive`, because the data directory has its own lock. The locks of this VFS do
-  nothing; instead a second connection to the same database is refused.
-
-After opening, a store's first act should be a write transaction (it counts its generation up):
-that replaces a journal whose end the disk may not have if an earlier process failed at commit.
-"""
+"""SQLite on a `FileSystem`, so that simulated crashes and faults cover its files, too."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import itertools
 import posixpath
 from typing import TYPE_CHECKING
 
@@ -31,20 +13,9 @@ from typing_extensions import override
 from frazil.fs import read_fully, write_fully
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from frazil.fs import File, FileSystem, OpenMode
 
-__all__ = ["PRAGMAS", "connect", "register_vfs", "transaction"]
-
-PRAGMAS: tuple[str, ...] = (
-    "PRAGMA locking_mode=exclusive",
-    "PRAGMA journal_mode=persist",
-    "PRAGMA journal_size_limit=1048576",
-    "PRAGMA synchronous=extra",
-    "PRAGMA temp_store=memory",
-    "PRAGMA mmap_size=0",
-)
+__all__ = ["register_vfs"]
 
 # The largest unit that a power loss damages as a whole: physical sectors of common disks.
 # SQLite journals all pages that share one, and its own unix VFS assumes the same.
@@ -54,50 +25,17 @@ PATH_BYTES_MAX = 4096
 _DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-def register_vfs(file_system: FileSystem, *, name: str) -> apsw.VFS:
+_names = itertools.count()
+
+
+def register_vfs(file_system: FileSystem) -> SeamVFS:
     """Register a VFS whose every access to files goes through `file_system`.
 
     Keep the result as long as connections are opened by its `name`. Temporary files are refused:
-    connections need `temp_store=memory` (see `PRAGMAS`). Write-ahead logs work in exclusive locking
-    mode only, as there is no shared memory.
+    connections need `temp_store=memory`. Write-ahead logs work in exclusive locking mode only, as
+    there is no shared memory.
     """
-    return _SeamVFS(file_system, name)
-
-
-def connect(path: str, vfs: apsw.VFS) -> apsw.Connection:
-    """Open the database at `path` through a registered VFS, creating it if it is absent.
-
-    Close it also after an error: what a forgotten connection raises while it is collected is lost.
-    """
-    assert isinstance(vfs, _SeamVFS)
-    connection = apsw.Connection(path, vfs=vfs.name)
-    try:
-        for pragma in PRAGMAS:
-            connection.execute(pragma)
-    except BaseException:
-        connection.close(force=True)
-        raise
-    return connection
-
-
-@contextlib.contextmanager
-def transaction(connection: apsw.Connection) -> Iterator[None]:
-    """Commit what the block does as one transaction, durable on return; undo it if it raises.
-
-    If the commit itself raises, the outcome is unknown: close the connection, reopen and look
-    (F18). This is not `with connection`, whose savepoints replace an exception from below the seam
-    by an error of their own.
-    """
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except Exception:
-        if connection.in_transaction:
-            # SQLite has rolled back already, or it will when the database is opened again.
-            with contextlib.suppress(apsw.Error):
-                connection.execute("ROLLBACK")
-        raise
+    return SeamVFS(file_system, f"seam-{next(_names)}")
 
 
 def _sqlite_error(code: int, error: OSError, path: str) -> Exception:
@@ -109,7 +47,7 @@ def _sqlite_error(code: int, error: OSError, path: str) -> Exception:
     return made
 
 
-class _SeamVFS(apsw.VFS):
+class SeamVFS(apsw.VFS):
     """The verbs on paths; time, randomness and sleeping are inherited from SQLite's default."""
 
     def __init__(self, file_system: FileSystem, name: str) -> None:
@@ -189,7 +127,7 @@ class _SeamFile(apsw.VFSFile):
     every method that SQLite uses is defined here.
     """
 
-    def __init__(self, vfs: _SeamVFS, file: File, path: str, *, created: bool, flags: int) -> None:
+    def __init__(self, vfs: SeamVFS, file: File, path: str, *, created: bool, flags: int) -> None:
         self._vfs = vfs
         self._file: File | None = file
         self._path = path
