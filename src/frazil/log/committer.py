@@ -30,6 +30,8 @@ QUEUE_WAIT_S: Final = 5.0
 """A publish waits so long for room in the queue before it is refused."""
 HERE_S_MAX: Final = 0.002
 """A caller commits on its own thread only if the last groups took no longer than this."""
+HERE_BYTES_MAX: Final = 1 << 20
+"""A caller commits no more than this on its own thread."""
 TICK_S_MAX: Final = 0.1
 """After such a commit the journal's thread looks within this time for what is due."""
 
@@ -151,10 +153,12 @@ class Committer:
     def commit_here(self, entries: list[Entry]) -> bool:
         """Commit entries on the caller's thread, their loop's, unless other work waits.
 
-        A lone record needs no other thread: two of them would have to be woken for it. Returns
-        False if nothing was done: then `submit` the entries.
+        A small group needs no other thread: waking that one, and this one again, costs more than
+        the sync does. Returns False if nothing was done: then `submit` the entries.
         """
         if not self._sleeping or self._usual_s > HERE_S_MAX or self.journal.failed is not None:
+            return False
+        if sum(entry[4] for entry in entries) > HERE_BYTES_MAX:
             return False
         if not self._owner.acquire(blocking=False):
             return False

@@ -129,8 +129,9 @@ class Cursors:
     ) -> None:
         """Write acks and attempts of a topic's subscriptions as one frame, and return at once.
 
-        What is alone may be written by this thread, which is its waiter's loop's. The waiter is settled with an `Ack` when all of the changes are durable, in the group of
-        whatever else waits. If it gets an error without `outcome="unknown"` none of them was
+        With `is_alone` nothing else is submitted in this turn of the waiter's loop, and this
+        thread, which is the loop's, may write them itself. The waiter is settled with an `Ack` when
+        all of the changes are durable, in the group of whatever else waits. If it gets an error without `outcome="unknown"` none of them was
         written: `Overloaded` beyond a cursor's bounds, `Unavailable` without any room on the disk.
 
         Raises:
@@ -302,7 +303,7 @@ class CursorWriter:
         deadline = self._loop.time() + ROOM_WAIT_S
         is_alone = len(waiting) == 1
         for runtime, some in waiting.items():
-            self._submit(runtime, some, deadline, is_alone=is_alone and len(some) == 1)
+            self._submit(runtime, some, deadline, is_alone=is_alone)
 
     def _submit(
         self,

@@ -100,7 +100,7 @@ def parse_send(data: bytes) -> tuple[int, int, Message]:
     message = Message(
         sent.payload,
         sent.routing_key if has("routing_key") else None,
-        dict(attributes) if attributes else None,
+        {name: attributes[name] for name in attributes} if attributes else None,
         sent.publish_time * TIME_UNIT_US or None,
         sent.producer_name or None,
         producer_id,

@@ -149,8 +149,10 @@ class Producers:
             try:
                 request_id, identity, record = parse_send(message)
                 if identity != identity_before:
-                    # Mostly one client's connection has one producer, or few.
-                    part = self._end_part(part, run, self._plain_target(identity))
+                    # Mostly the producers of one connection send to one topic, or to few.
+                    target = self._plain_target(identity)
+                    if part is None or target is None or target.runtime is not part.runtime:
+                        part = self._end_part(part, run, target)
                     identity_before = identity
                 size = 0
                 if part is not None:

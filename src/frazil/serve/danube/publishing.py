@@ -1,15 +1,15 @@
 """Records on their way into the log, and the calls that wait for them.
 
-What one turn of the loop brings for a topic is one entry of the journal's queue with one waiter:
-the journal's thread begins with the first entry that it gets, so that one by one they would make
-many small groups, each with its own sync; and what is done once an entry is done once a turn.
+What one turn of the loop brings for a topic is one entry of the journal's queue with one waiter,
+and the entries of a turn are one group with one sync. The loop's own thread writes it if syncs are
+fast and the journal's thread sleeps; else that thread does.
 """
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from frazil.errors import FrazilError, InvalidRequest
 from frazil.log import FRAME_RECORDS_MAX
@@ -205,23 +205,20 @@ class Publisher:
     def _flush(self) -> None:
         batches, self._batches = self._batches, []
         self._open.clear()
-        if len(batches) == 1 and len(batches[0].records) == 1:
-            (batch,) = batches
-            if batch.runtime.log.queue.commit_here([batch.entry()]):
-                return
-        by_queue: dict[Any, list[_Batch]] = {}
-        for batch in batches:
-            by_queue.setdefault(batch.runtime.log.queue, []).append(batch)
-        for queue, some in by_queue.items():
-            try:
-                is_taken = queue.submit_all([batch.entry() for batch in some])
-            except FrazilError as error:
-                for batch in some:
-                    batch.set_exception(error)
-                continue
-            if not is_taken:
-                for batch in some:
-                    self.send_singly(batch)
+        # An engine has one journal.
+        queue = batches[0].runtime.log.queue
+        entries = [batch.entry() for batch in batches]
+        if queue.commit_here(entries):
+            return
+        try:
+            is_taken = queue.submit_all(entries)
+        except FrazilError as error:
+            for batch in batches:
+                batch.set_exception(error)
+            return
+        if not is_taken:
+            for batch in batches:
+                self.send_singly(batch)
 
 
 def check_record(runtime: TopicRuntime, record: Message) -> tuple[Codec | None, int]:
