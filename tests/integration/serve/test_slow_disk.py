@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import grpc
 import pytest
@@ -29,20 +30,22 @@ from tests.integration.serve.rpc_world import SETTINGS
 pytestmark = pytest.mark.integration
 
 SECONDS_MAX = 60
+SLOW_S = 0.1
 
 
 class StallingFile:
-    """A file whose syncs wait while the gate is closed."""
+    """A file whose syncs wait while the disk's gate is closed."""
 
-    def __init__(self, file, gate):
+    def __init__(self, file, disk):
         self._file = file
-        self._gate = gate
+        self._disk = disk
 
     def __getattr__(self, name):
         return getattr(self._file, name)
 
     def sync(self):
-        assert self._gate.wait(SECONDS_MAX)
+        self._disk.met.release()
+        assert self._disk.gate.wait(SECONDS_MAX)
         self._file.sync()
 
 
@@ -52,9 +55,23 @@ class StallingFileSystem(RealFileSystem):
     def __init__(self):
         self.gate = threading.Event()
         self.gate.set()
+        self.met = threading.Semaphore(0)
 
     def open(self, path, mode):
-        return StallingFile(super().open(path, mode), self.gate)
+        return StallingFile(super().open(path, mode), self)
+
+    def answer_late(self):
+        """Close the gate until a sync has waited for a moment; another thread opens it."""
+        while self.met.acquire(blocking=False):
+            pass
+        self.gate.clear()
+
+        def open_again():
+            assert self.met.acquire(timeout=SECONDS_MAX)
+            time.sleep(SLOW_S)
+            self.gate.set()
+
+        threading.Thread(target=open_again).start()
 
 
 class Calls:
@@ -90,7 +107,10 @@ class Calls:
 
 
 def test_health_checks_are_answered_while_the_disk_does_not_answer(tmp_path):
-    """Sends wait for their sync, unanswered; all else goes on, and they are answered behind it."""
+    """Sends wait for their sync, unanswered; all else goes on, and they are answered behind it.
+
+    The loop itself syncs small groups while syncs are fast, so the first slow one holds it up.
+    """
     settings = load_settings(
         environment={}, overrides={**SETTINGS, "data_dir": str(tmp_path / "data")}
     )
@@ -104,6 +124,7 @@ def test_health_checks_are_answered_while_the_disk_does_not_answer(tmp_path):
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             calls = Calls(channel)
             producer_id = await calls.create()
+            disk.answer_late()
             await calls.send(producer_id)
             disk.gate.clear()
             try:
