@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from functools import partial
 
 from bench.broker_client import _sync_times
 from bench.broker_load import Client, built_go
@@ -23,6 +25,7 @@ LONE_SWITCHES_MAX = 4
 SYNCS_MAX = 3
 WAY_P50_MS_MAX, WAY_P99_MS_MAX = 2, 5
 BEHIND_S_MAX = 0.2
+WAY_RATIO_MAX = 2
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -35,7 +38,7 @@ def run(bench: Bench) -> list[Row]:
         rows = _lone(bench, go, broker, own)
         for count in PRODUCERS:
             rows += _many(bench, go, broker, own, count)
-        return rows + _received(bench, broker)
+        return rows + _received(bench, broker, own)
 
 
 def _side(go: Client, server: Running, path: str, bodies: list[bytes], seconds: float):
@@ -120,26 +123,47 @@ def _many(bench: Bench, go: Client, broker: World, own: Running, count: int) -> 
     ]
 
 
-def _received(bench: Bench, broker: World) -> list[Row]:
-    """Measure the published Python client: publish to receive, and a consumer with acks."""
-    paced = [_danube(broker, "way", n, bench.pick(1500, 200)) for n in range(bench.pick(5, 1))]
-    busy = [_danube(broker, "busy", n, bench.pick(5000, 500)) for n in range(bench.pick(5, 1))]
-    title = "danube-client, publish to receive, 200 records/s"
-    return [
-        absolute(f"{title}: p50", [e[0] for e in paced], "ms", value_max=WAY_P50_MS_MAX),
-        absolute(f"{title}: p99", [e[1] for e in paced], "ms", value_max=WAY_P99_MS_MAX),
-        absolute(
-            "danube-client, consumer with acks after a producer with 16 in flight: behind at the end",
-            [e[2] for e in busy],
-            "s",
-            value_max=BEHIND_S_MAX,
+def _received(bench: Bench, broker: World, own: Running) -> list[Row]:
+    """Measure the published Python client: publish to receive, and a consumer with acks.
+
+    The other side is a relay without a log: what the client itself takes.
+    """
+    sides = {
+        (mode, name): partial(
+            _danube, url, f"/default/{mode}", mode, bench.pick(count, count // 10)
+        )
+        for mode, count in (("way", 1500), ("busy", 5000), ("turns", 5000))
+        for name, url in (("broker", broker.url), ("relay", f"http://127.0.0.1:{own.port}"))
+    }
+    found = in_turn(sides, bench.pick(5, 1), warm_up=0)
+    way, title = found["way", "broker"], "danube-client, publish to receive, 200 records/s"
+    p50 = [each[0] for each in way]
+    rows = [
+        absolute(f"{title}: p50", p50, "ms", value_max=WAY_P50_MS_MAX),
+        compare(
+            f"{title}: p50, against the client's no-op call",
+            p50,
+            [each[3] for each in found["way", "relay"]],
+            "ms",
+            ratio_max=WAY_RATIO_MAX,
         ),
+        absolute(f"{title}: p99", [each[1] for each in way], "ms", value_max=WAY_P99_MS_MAX),
     ]
+    for mode, acks, bars in (
+        ("busy", "16 acks in flight", {"value_max": BEHIND_S_MAX}),
+        ("turns", "each ack awaited", {}),
+    ):
+        title = f"danube-client, a consumer beside a producer with 16 in flight, {acks}"
+        for name in ("broker", "relay"):
+            behind = [each[2] for each in found[mode, name]]
+            measure = f"{title}: behind at the end" + (", of a relay" if name == "relay" else "")
+            rows.append(absolute(measure, behind, "s", **(bars if name == "broker" else {})))
+    return rows
 
 
-def _danube(broker: World, mode: str, number: int, count: int) -> list[float]:
+def _danube(url: str, topic: str, mode: str, count: int) -> list[float]:
     script = os.path.join(HERE, "danube_way.py")
-    topic = f"/default/{mode}-{number}"
-    command = [sys.executable, script, broker.url, topic, mode, str(count)]
+    topic += f"-{time.monotonic_ns()}"
+    command = [sys.executable, script, url, topic, mode, str(count)]
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [float(word) for word in ended.stdout.split()]

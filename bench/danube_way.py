@@ -1,7 +1,9 @@
-"""The published client as producer and consumer: `danube_way.py URL TOPIC way|busy COUNT`.
+"""The published client as producer and consumer: `danube_way.py URL TOPIC MODE COUNT`.
 
-`way` sends 200 records a second, `busy` has 16 in flight; the consumer acks each record. Prints p50
-and p99 of publish to receive in ms, and the seconds between the last answer and the last record.
+In mode `way` 200 records a second are sent and each ack is awaited; in `busy` 16 sends and 16 acks
+are in flight; in `turns` 16 sends are, and each ack is awaited before the next record is taken.
+Prints the p50 and p99 of publish to receive in ms, the seconds from the producer's last answer to
+the last record's ack, and the p50 of a send in ms.
 """
 
 from __future__ import annotations
@@ -26,9 +28,13 @@ async def _produce(url: str, topic: str, mode: str, count: int) -> None:
     print("made", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
 
+    times: list[float] = []
+
     async def send(number: int) -> None:
-        stamp = time.monotonic_ns().to_bytes(8, "big")
-        await producer.send(stamp + os.urandom(1016), {"number": str(number)})
+        payload = os.urandom(1016)
+        begun = time.monotonic_ns()
+        await producer.send(begun.to_bytes(8, "big") + payload, {"number": str(number)})
+        times.append(time.monotonic_ns() - begun)
 
     begun = time.monotonic()
     if mode == "way":
@@ -43,10 +49,12 @@ async def _produce(url: str, topic: str, mode: str, count: int) -> None:
                 await send(number)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
-    print(time.monotonic(), flush=True)
+    print(time.monotonic(), sorted(times)[count // 2] / 1e6, flush=True)
 
 
-async def _consume(url: str, topic: str, count: int, child: subprocess.Popen[str]) -> None:
+async def _consume(
+    url: str, topic: str, mode: str, count: int, child: subprocess.Popen[str]
+) -> None:
     from danube import DanubeClientBuilder, SubType
 
     client = await DanubeClientBuilder().service_url(url).build()
@@ -56,16 +64,21 @@ async def _consume(url: str, topic: str, count: int, child: subprocess.Popen[str
     queue = await consumer.receive()
     child.stdin.write("go\n")
     child.stdin.flush()
-    times = []
-    for _ in range(count):
-        message = await asyncio.wait_for(queue.get(), 60)
-        times.append(time.monotonic_ns() - int.from_bytes(message.payload[:8], "big"))
-        await consumer.ack(message)
+    times: list[float] = []
+    numbers = iter(range(count))
+
+    async def work() -> None:
+        for _ in numbers:
+            message = await asyncio.wait_for(queue.get(), 60)
+            times.append(time.monotonic_ns() - int.from_bytes(message.payload[:8], "big"))
+            await consumer.ack(message)
+
+    await asyncio.gather(*(work() for _ in range(IN_FLIGHT if mode == "busy" else 1)))
     last = time.monotonic()
-    answered = float(await asyncio.to_thread(child.stdout.readline))
+    answered, sent_ms = map(float, (await asyncio.to_thread(child.stdout.readline)).split())
     times.sort()
     p50, p99 = times[count // 2] / 1e6, times[count * 99 // 100] / 1e6
-    print(p50, p99, max(0.0, last - answered))
+    print(p50, p99, max(0.0, last - answered), sent_ms)
     await consumer.close()
 
 
@@ -78,7 +91,7 @@ def main(url: str, topic: str, mode: str, count: int) -> None:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        asyncio.run(_consume(url, topic, count, child))
+        asyncio.run(_consume(url, topic, mode, count, child))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Servers without an engine: Frazil's own, grpcio's with threads, grpcio's on asyncio.
 
 Each answers a call that does nothing, and a stream of as many messages as its request says. The own
-one answers what a producer of the published client asks, too, so that it takes the client's time.
+one also relays what a producer of the published client sends to a consumer of it, so that the
+client's own time can be measured.
 `python bench/noop_servers.py own|sync|aio` prints the port and serves until it is killed.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import struct
 import subprocess
@@ -115,7 +117,7 @@ def _own() -> None:
         router = Router(routes)
         server = Server(router)
         port = (await server.start("127.0.0.1", 0))[1]
-        router.routes = {**routes, **_producing(f"http://127.0.0.1:{port}")}
+        router.routes = {**routes, **_relaying(f"http://127.0.0.1:{port}")}
         print(port, flush=True)
         await asyncio.Event().wait()
 
@@ -175,11 +177,17 @@ def _pump(call, request: bytes, bodies) -> None:
     write()
 
 
-def _producing(url: str):
-    """Return the routes that a producer of the published client needs."""
+def _relaying(url: str):
+    """Return what a producer and a consumer of the published client need: a relay without a log.
+
+    What is sent is answered, and given at once to the consumer that opened its stream last.
+    """
     from frazil.serve.danube.messages import parse_send, request_id_reply
     from frazil.serve.danube.proto import danube_pb2 as wire
-    from frazil.serve.grpc.router import Unary
+    from frazil.serve.grpc.router import Stream, Unary
+
+    consumers: list = []
+    offsets = itertools.count(1)
 
     def look_up(call, message):
         asked = wire.TopicLookupRequest.FromString(message)
@@ -187,6 +195,11 @@ def _producing(url: str):
         found = wire.TopicLookupResponse(
             request_id=asked.request_id, response_type=kind, connect_url=url, broker_url=url
         )
+        call.ok(found.SerializeToString())
+
+    def parts(call, message):
+        asked = wire.TopicLookupRequest.FromString(message)
+        found = wire.TopicPartitionsResponse(request_id=asked.request_id, partitions=[asked.topic])
         call.ok(found.SerializeToString())
 
     def create(call, message):
@@ -200,11 +213,34 @@ def _producing(url: str):
 
     def send(call, message):
         call.ok(request_id_reply(parse_send(message)[0]))
+        if consumers:
+            sent = wire.StreamMessage.FromString(message)
+            sent.msg_id.topic_offset, sent.subscription_name = next(offsets), "s"
+            data = sent.SerializeToString()
+            consumers[-1].write(_PREFIX.pack(0, len(data)) + data)
+
+    def subscribe(call, message):
+        asked = wire.ConsumerRequest.FromString(message)
+        made = wire.ConsumerResponse(
+            request_id=asked.request_id, consumer_id=1, consumer_name=asked.consumer_name
+        )
+        call.ok(made.SerializeToString())
+
+    def ack(call, message):
+        call.ok(request_id_reply(wire.AckRequest.FromString(message).request_id))
+
+    def receive(call, _message):
+        call.on_cancel = lambda: consumers.remove(call)
+        consumers.append(call)
 
     return {
         "/danube.Discovery/TopicLookup": Unary(look_up),
+        "/danube.Discovery/TopicPartitions": Unary(parts),
         "/danube.ProducerService/CreateProducer": Unary(create),
         "/danube.ProducerService/SendMessage": Unary(send),
+        "/danube.ConsumerService/Subscribe": Unary(subscribe),
+        "/danube.ConsumerService/ReceiveMessages": Stream(receive),
+        "/danube.ConsumerService/Ack": Unary(ack),
         "/danube.HealthCheck/HealthCheck": Unary(lambda call, _message: call.ok(b"")),
     }
 
