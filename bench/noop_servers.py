@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -180,13 +181,14 @@ def _pump(call, request: bytes, bodies) -> None:
 def _relaying(url: str):
     """Return what a producer and a consumer of the published client need: a relay without a log.
 
-    What is sent is answered, and given at once to the consumer that opened its stream last.
+    A message is answered, and given to the consumer that opened its stream last, or to the next one.
     """
     from frazil.serve.danube.messages import parse_send, request_id_reply
     from frazil.serve.danube.proto import danube_pb2 as wire
     from frazil.serve.grpc.router import Stream, Unary
 
     consumers: list = []
+    waiting: deque[bytes] = deque()
     offsets = itertools.count(1)
 
     def look_up(call, message):
@@ -213,11 +215,15 @@ def _relaying(url: str):
 
     def send(call, message):
         call.ok(request_id_reply(parse_send(message)[0]))
-        if consumers:
-            sent = wire.StreamMessage.FromString(message)
-            sent.msg_id.topic_offset, sent.subscription_name = next(offsets), "s"
-            data = sent.SerializeToString()
-            consumers[-1].write(_PREFIX.pack(0, len(data)) + data)
+        sent = wire.StreamMessage.FromString(message)
+        sent.msg_id.topic_offset, sent.subscription_name = next(offsets), "s"
+        data = sent.SerializeToString()
+        waiting.append(_PREFIX.pack(0, len(data)) + data)
+        give()
+
+    def give():
+        while consumers and waiting:
+            consumers[-1].write(waiting.popleft())
 
     def subscribe(call, message):
         asked = wire.ConsumerRequest.FromString(message)
@@ -232,6 +238,7 @@ def _relaying(url: str):
     def receive(call, _message):
         call.on_cancel = lambda: consumers.remove(call)
         consumers.append(call)
+        give()
 
     return {
         "/danube.Discovery/TopicLookup": Unary(look_up),
