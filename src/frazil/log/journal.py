@@ -453,6 +453,14 @@ class Journal:
             settle_tracked(tracked, written=True)
         return dirty.values()
 
+    def sync_now(self) -> None:
+        """Make everything written durable, on the journal's thread; an error fails the journal."""
+        if self._dirty_bytes and self.failed is None:
+            try:
+                wake(self._sync())
+            except OSError as error:
+                self.fail(error)
+
     # -- in the background -----------------------------------------------------------------------
 
     def tick(self) -> float | None:

@@ -34,7 +34,6 @@ __all__ = []
 NEWEST_MAX: Final = 4096
 NEWEST_BYTES_MAX: Final = 4 << 20
 """So many newest changes are remembered before those that are written are forgotten."""
-POLL_S: Final = 0.0005
 
 
 def is_next(state: TopicState, sender: Sender | None) -> bool:
@@ -250,11 +249,11 @@ class Sequencer:
         return (None, batch) if batch is not None else (_standing(self._before.get(key)), None)
 
     def _wait_for(self, fate: Fate) -> None:
-        pause = threading.Event()
+        """Wait until the journal has settled a change; what is written and not synced is synced."""
         while not _is_settled(fate):
+            self._queue.call(self.journal.sync_now)
             if self.journal.failed is not None:
                 raise self.journal.closed_error()
-            pause.wait(POLL_S)
 
 
 def _is_settled(fate: Fate) -> bool:
