@@ -178,18 +178,10 @@ def _pump(call, request: bytes, bodies) -> None:
     write()
 
 
-def _relaying(url: str):
-    """Return what a producer and a consumer of the published client need: a relay without a log.
-
-    A message is answered, and given to the consumer that opened its stream last, or to the next one.
-    """
-    from frazil.serve.danube.messages import parse_send, request_id_reply
+def _discovery(url: str):
+    """Return the look-ups of a broker that has every topic, as a whole."""
     from frazil.serve.danube.proto import danube_pb2 as wire
-    from frazil.serve.grpc.router import Stream, Unary
-
-    consumers: list = []
-    waiting: deque[bytes] = deque()
-    offsets = itertools.count(1)
+    from frazil.serve.grpc.router import Unary
 
     def look_up(call, message):
         asked = wire.TopicLookupRequest.FromString(message)
@@ -203,6 +195,25 @@ def _relaying(url: str):
         asked = wire.TopicLookupRequest.FromString(message)
         found = wire.TopicPartitionsResponse(request_id=asked.request_id, partitions=[asked.topic])
         call.ok(found.SerializeToString())
+
+    return {
+        "/danube.Discovery/TopicLookup": Unary(look_up),
+        "/danube.Discovery/TopicPartitions": Unary(parts),
+    }
+
+
+def _relaying(url: str):
+    """Return what a producer and a consumer of the published client need: a relay without a log.
+
+    A message is answered, and given to the consumer that opened its stream last, or to the next one.
+    """
+    from frazil.serve.danube.messages import parse_send, request_id_reply
+    from frazil.serve.danube.proto import danube_pb2 as wire
+    from frazil.serve.grpc.router import Stream, Unary
+
+    consumers: list = []
+    waiting: deque[bytes] = deque()
+    offsets = itertools.count(1)
 
     def create(call, message):
         asked = wire.ProducerRequest.FromString(message)
@@ -241,8 +252,7 @@ def _relaying(url: str):
         give()
 
     return {
-        "/danube.Discovery/TopicLookup": Unary(look_up),
-        "/danube.Discovery/TopicPartitions": Unary(parts),
+        **_discovery(url),
         "/danube.ProducerService/CreateProducer": Unary(create),
         "/danube.ProducerService/SendMessage": Unary(send),
         "/danube.ConsumerService/Subscribe": Unary(subscribe),
