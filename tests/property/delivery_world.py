@@ -248,7 +248,7 @@ class World:
         """Start a life from what is durable."""
         spec = SimpleNamespace(deleted_us=0, primary_key=())
         self.state = SimpleNamespace(
-            id=1, visible=self.tiers.end, followers=(), holds=self.holds(), spec=spec
+            id=1, durable=self.tiers.end, followers=(), holds=self.holds(), spec=spec
         )
         journal = SimpleNamespace(closed=False, failed=None)
         log = SimpleNamespace(journal=journal, source=self.tiers)
