@@ -15,14 +15,14 @@ from tests.integration.engine.objects_world import (
     wait_until,
 )
 from tests.integration.engine.opening import payloads_of
-from tests.integration.engine.test_objects_moves import AWAY, forget_log, give_back, take_away
+from tests.integration.engine.test_objects_moves import forget_log, give_back, take_away
 
 
 def test_the_cap_of_files_stops_publishing_until_the_store_is_back(tmp_path):
     """Files that are nowhere else stay, whatever their cap; when they are uploaded, they go."""
     disk = {"bytes_max": 1 << 20, "log_keep_s": 0}
     sent = []
-    with open_with_objects(tmp_path, objects=AWAY, disk=disk, memory={"wait_s": 0.01}) as db:
+    with open_with_objects(tmp_path, retry_s=0.0, disk=disk, memory={"wait_s": 0.01}) as db:
         take_away(tmp_path)
         topic = db.create_topic("full")
 
@@ -53,7 +53,7 @@ def test_the_cap_of_files_stops_publishing_until_the_store_is_back(tmp_path):
 
 def test_uploads_go_on_while_the_volume_is_full(tmp_path):
     """Publishing is stopped for want of room; uploads, holds and readers are not (F7)."""
-    with open_with_objects(tmp_path, objects=AWAY) as db:
+    with open_with_objects(tmp_path, retry_s=0.0) as db:
         take_away(tmp_path)
         topic = db.create_topic("volume")
         for number in range(20):

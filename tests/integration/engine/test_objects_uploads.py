@@ -154,9 +154,9 @@ def test_a_failed_upload_is_counted_once(tmp_path):
         def is_counted():
             """Look between two tries: all of the tries so far are counted then."""
             trouble = db.objects.uploader.troubles.get(known.id)
-            if trouble is None or trouble.count < 2 or known.uploading.locked():
+            if trouble is None or trouble.failures < 2 or known.uploading.locked():
                 return False
-            counts[:] = trouble.count, known.failures, db.objects.failures
+            counts[:] = trouble.failures, known.failures, db.objects.failures
             return db.objects.uploader.troubles.get(known.id) is trouble
 
         wait_until(is_counted)

@@ -151,7 +151,7 @@ def test_trouble_waits_longer_each_time_and_passes(world):
         waits.append(trouble.retry_at - world.clock.monotonic())
         world.clock.advance(waits[-1])
     assert isinstance(trouble.error, Unavailable)
-    assert trouble.count == 12
+    assert trouble.failures == 12
     assert waits[0] < 2 < waits[-1] <= RETRY_DELAY_MAX_S
     world.store.heal()
     assert world.uploader.cycle(1)
