@@ -198,6 +198,20 @@ def test_removing_snapshots_takes_refs_and_statistics_along():
     assert [e["snapshot-id"] for e in made["snapshot-log"]] == [8]
 
 
+@pytest.mark.parametrize("key", ["statistics", "partition-statistics"])
+def test_a_snapshot_has_at_most_one_statistics_file_of_each_kind(key):
+    """Setting replaces the file of the same snapshot only; removing drops it."""
+    base = applied(fresh(), add(7, 1), point(7), add(8, 2, 7), point(8))
+    sets = [
+        {"action": f"set-{key}", key: {"snapshot-id": number, "statistics-path": path}}
+        for number, path in ((7, "a"), (8, "b"), (7, "c"))
+    ]
+    made = applied(base, *sets)
+    assert {item["snapshot-id"]: item["statistics-path"] for item in made[key]} == {7: "c", 8: "b"}
+    left = applied(made, {"action": f"remove-{key}", "snapshot-id": 7})
+    assert left[key] == [{"snapshot-id": 8, "statistics-path": "b"}]
+
+
 def test_removing_the_branch_main_leaves_no_current_snapshot():
     """Without main nothing is current and there is no history."""
     base = applied(fresh(), add(7, 1), point(7))

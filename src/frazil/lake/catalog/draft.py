@@ -298,10 +298,34 @@ class Draft:
         self._snapshots_removed = True
         left = {snapshot["snapshot-id"] for snapshot in snapshots}
         for key in ("statistics", "partition-statistics"):
-            self._set(key, [item for item in self.metadata[key] if item["snapshot-id"] not in gone])
+            self._drop_statistics(key, gone)
         for name, ref in list(self.metadata["refs"].items()):
             if ref["snapshot-id"] not in left:
                 self._drop_ref(name)
+
+    @apply.register
+    def _(self, update: up.SetStatistics) -> None:
+        self._put_statistics("statistics", update.statistics)
+
+    @apply.register
+    def _(self, update: up.SetPartitionStatistics) -> None:
+        self._put_statistics("partition-statistics", update.partition_statistics)
+
+    @apply.register
+    def _(self, update: up.RemoveStatistics) -> None:
+        self._drop_statistics("statistics", {update.snapshot_id})
+
+    @apply.register
+    def _(self, update: up.RemovePartitionStatistics) -> None:
+        self._drop_statistics("partition-statistics", {update.snapshot_id})
+
+    def _put_statistics(self, key: str, statistics: Json) -> None:
+        self._drop_statistics(key, {_number(statistics, "snapshot-id")})
+        self._set(key, [*self.metadata[key], statistics])
+
+    def _drop_statistics(self, key: str, snapshot_ids: set[int]) -> None:
+        kept = [item for item in self.metadata[key] if item["snapshot-id"] not in snapshot_ids]
+        self._set(key, kept)
 
     # ------------------------------------------------------------------------ the end
     def finish(self, base_location: str | None) -> Json:

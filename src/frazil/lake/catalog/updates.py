@@ -1,6 +1,6 @@
 """The updates of the Iceberg REST specification, as they arrive in a commit.
 
-What stands in schemas, specs, orders and snapshots stays raw JSON.
+The content of schemas, specs, orders, snapshots and statistics stays raw JSON.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ __all__ = [
     "AddSortOrder",
     "AssignUuid",
     "RemovePartitionSpecs",
+    "RemovePartitionStatistics",
     "RemoveProperties",
     "RemoveSchemas",
     "RemoveSnapshotRef",
     "RemoveSnapshots",
+    "RemoveStatistics",
     "SetCurrentSchema",
     "SetDefaultSortOrder",
     "SetDefaultSpec",
     "SetLocation",
+    "SetPartitionStatistics",
     "SetProperties",
     "SetSnapshotRef",
+    "SetStatistics",
     "Update",
     "UpgradeFormatVersion",
 ]
@@ -143,6 +147,30 @@ class RemoveSchemas(_Update, tag="remove-schemas"):
     schema_ids: list[int]
 
 
+class SetStatistics(_Update, tag="set-statistics"):
+    """Attach a statistics file to a snapshot, instead of the one it had."""
+
+    statistics: dict[str, Any]
+
+
+class SetPartitionStatistics(_Update, tag="set-partition-statistics"):
+    """Attach a partition statistics file to a snapshot, instead of the one it had."""
+
+    partition_statistics: dict[str, Any]
+
+
+class RemoveStatistics(_Update, tag="remove-statistics"):
+    """Detach a snapshot's statistics file."""
+
+    snapshot_id: int
+
+
+class RemovePartitionStatistics(_Update, tag="remove-partition-statistics"):
+    """Detach a snapshot's partition statistics file."""
+
+    snapshot_id: int
+
+
 Update: TypeAlias = (
     AssignUuid
     | UpgradeFormatVersion
@@ -161,4 +189,8 @@ Update: TypeAlias = (
     | RemoveProperties
     | RemovePartitionSpecs
     | RemoveSchemas
+    | SetStatistics
+    | SetPartitionStatistics
+    | RemoveStatistics
+    | RemovePartitionStatistics
 )
