@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from frazil.errors import CorruptionError, InvalidRequest, Unavailable
+from frazil.errors import CorruptionError, InvalidRequest, Overloaded
 from frazil.tiers import flush_set, merge_once, topic_tiers
 from tests.crash.engine_world import many_lives
 from tests.integration.engine.opening import (
@@ -355,8 +355,8 @@ def test_a_flush_refuses_rows_of_other_columns(opened):
 # -- a disk that fails ---------------------------------------------------------------------------
 
 
-def test_files_that_can_no_longer_be_written_are_told_of(opened, monkeypatch):
-    """After a failed sync of a directory health is degraded, and full memory names that cause."""
+def test_a_failed_sync_of_a_directory_degrades_health(opened, monkeypatch):
+    """Flushes fail from then on and stats name the cause; full memory refuses; a restart heals."""
     world = opened(memory={"budget_bytes": 1 << 20, "flush_offsets": 5})
     topic = world.db.create_topic("plain", {"n": "long", "data": "binary"})
     sync, left = world.disk.sync_directory, [True]
@@ -377,9 +377,9 @@ def test_files_that_can_no_longer_be_written_are_told_of(opened, monkeypatch):
     assert world.db.stats()["health"] == "degraded"
     topic.append(n=10, data=noise(1, 900_000))
     world.round(2)
-    with pytest.raises(Unavailable, match="open the engine again") as caught:
+    with pytest.raises(Overloaded, match="memory is nearly full"):
         topic.append(n=11, data=b"")
-    assert "said by a test" in str(caught.value)
+    assert "open the engine again" in world.db.tiers.errors["flush /default/plain"]
     world.db.close()
     topic = world.open().topic("plain")
     assert column_of(topic, "n") == list(range(11))
