@@ -305,8 +305,8 @@ def write_stats_file(engine: Engine) -> None:
     """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
     files, directory = engine.file_system, engine.paths.run
     stats = engine_stats(engine, engine.runtimes)
-    told = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
-    replace_run_file(files, directory, NAME, msgspec.json.encode(told, enc_hook=str))
+    report = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
+    replace_run_file(files, directory, NAME, msgspec.json.encode(report, enc_hook=str))
 
 
 def replace_run_file(files: FileSystem, directory: str, name: str, data: bytes) -> None:

@@ -181,10 +181,10 @@ class TierWaits:
         """Wake all calls: the tier does not move on. Empty lets waits begin again."""
         with self._lock:
             self.refusal = why
-            told = self._waiting if why else []
+            woken = self._waiting if why else []
             if why:
                 self._waiting = []
-        for _part, _end, tell in told:
+        for _part, _end, tell in woken:
             tell()
 
     def is_asked(self) -> bool:

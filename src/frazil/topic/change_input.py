@@ -97,8 +97,8 @@ def check_refused(results: Sequence[Ack | FrazilError]) -> None:
     if not errors or not acks or not all(isinstance(e, (Conflict, NotFound)) for e in errors):
         return
     error = errors[0]
-    told = ranges_text((-1, ack) for ack in acks)
-    details = {**error.details, "offsets_written": told, "frames_written": len(acks)}
+    written = ranges_text((-1, ack) for ack in acks)
+    details = {**error.details, "offsets_written": written, "frames_written": len(acks)}
     raise type(error)(f"{error.message}; other changes of the call were written", **details) from (
         error
     )

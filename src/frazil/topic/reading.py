@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from frazil.topic.runtime import TopicRuntime
 
 READ_BYTES: Final = 4 << 20
-"""A read returns pieces of about this size unless told otherwise."""
+"""A read returns pieces of about this size by default."""
 Start = int | str | dt.datetime
 """An offset, `"earliest"`, `"latest"`, or a time."""
 

@@ -42,17 +42,17 @@ def test_a_feed_goes_on_over_columns_that_change(engine, change, key):
         for text in ("x", "y"):
             topic.append_arrow(pa.table({"id": [number], "a": [text], "b": [number]}))
     feed = iter(topic.changes())
-    told = [next(feed)]
+    changes = [next(feed)]
     engine.alter_topic("u", **change)
     topic.append({"id": 0, "b": 9})
-    told += list(feed)
-    assert [each["after"]["b"] for each in told] == [0, 0, 1, 1, 2, 2]
+    changes += list(feed)
+    assert [each["after"]["b"] for each in changes] == [0, 0, 1, 1, 2, 2]
     if key:
-        assert [each["before"] is None for each in told] == [True, False] * 3
+        assert [each["before"] is None for each in changes] == [True, False] * 3
 
 
 def test_a_feed_finds_rows_before_a_renaming_under_their_names(engine):
-    """What a row was before a change is told under the columns of the change's batch."""
+    """The feed shows the row before a change under the columns of the change's batch."""
     topic = engine.create_topic("u", COLUMNS, primary_key="id")
     topic.append(id=1, a="old", b=1)
     engine.alter_topic("u", rename={"a": "z"})

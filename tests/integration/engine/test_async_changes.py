@@ -73,8 +73,8 @@ def test_changes_and_look_ups_make_the_same_rows(tmp_path, partitions):
         assert result.rows() == [tuple(row.values()) for row in expected if row]
         assert (await db.tiers.flush("t")).keys() == (await db.tiers.evict("t")).keys()
         assert await topic.get(2) == expected[1]
-        told = await db.explain("SELECT * FROM t WHERE n > 1")
-        assert told["path"] == "scan"
+        plan = await db.explain("SELECT * FROM t WHERE n > 1")
+        assert plan["path"] == "scan"
 
     run(main, tmp_path)
 

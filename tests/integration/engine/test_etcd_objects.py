@@ -120,8 +120,8 @@ def test_engine_that_was_replaced_registers_nothing(etcd, opened):
     db = opened()
     topic = db.create_topic("t", COLUMNS)
     topic.append(id=0, ack="uploaded")
-    told = []
-    db.on_fenced = told.append
+    fenced = []
+    db.on_fenced = fenced.append
     keep = db.ownership.keep
     # The thread sleeps as the whole process would.
     db.ownership.keep = lambda: None
@@ -137,7 +137,7 @@ def test_engine_that_was_replaced_registers_nothing(etcd, opened):
         with pytest.raises(Unavailable):
             topic.append(id=1)
         db.ownership.keep = keep
-        wait_until(lambda: told)
+        wait_until(lambda: fenced)
         with pytest.raises(Closed):
             topic.append(id=2)
         with contextlib.suppress(FrazilError):

@@ -22,7 +22,7 @@ def damage(tmp_path, text):
     raise AssertionError(text)
 
 
-def test_lost_records_are_told_on_every_opening(tmp_path):
+def test_every_opening_reports_lost_records(tmp_path):
     """Health is degraded as long as a topic has lost records, and ok once that topic is gone."""
     with open_small(tmp_path) as db:
         topic = db.create_topic("t")
@@ -30,18 +30,18 @@ def test_lost_records_are_told_on_every_opening(tmp_path):
             topic.append(b"record %d " % number * 20)
         assert db.stats()["health"] == "ok"
     damage(tmp_path, b"record 2 record 2")
-    told = []
+    reported = []
     for _ in range(3):
         with open_small(tmp_path) as db:
-            told.append((db.stats()["health"], len(db.describe("t")["lost"])))
-    assert told == [("degraded", 1)] * 3
+            reported.append((db.stats()["health"], len(db.describe("t")["lost"])))
+    assert reported == [("degraded", 1)] * 3
     with open_small(tmp_path) as db:
         db.delete_topic("t")
     with open_small(tmp_path) as db:
         assert db.stats()["health"] == "ok"
 
 
-def test_background_work_is_told(tmp_path):
+def test_stats_report_background_work(tmp_path):
     """Statistics have the faults of upkeep, damaged segments, and how many segments went."""
     options = {"retention_age_s": 0.0, "retention_bytes": 0, "memory": LOG_ALONE}
     with open_small(tmp_path, **options) as db:

@@ -31,12 +31,12 @@ def test_a_partitioned_topic_tells_the_changes_of_all_its_parts(engine):
     for value in range(2):
         for number in range(12):
             topic.upsert(id=number, v=value)
-    told = list(topic.changes())
-    assert sorted(each["key"]["id"] for each in told) == sorted([*range(12), *range(12)])
-    for each in told:
+    changes = list(topic.changes())
+    assert sorted(each["key"]["id"] for each in changes) == sorted([*range(12), *range(12)])
+    for each in changes:
         assert each["part"] == topic.part_of_key(each["key"]["id"])
         assert (each["before"] is None) == (each["after"]["v"] == 0)
-    assert [each["part"] for each in told] == sorted(each["part"] for each in told)
+    assert [each["part"] for each in changes] == sorted(each["part"] for each in changes)
     assert len(list(topic.changes(limit=7))) == 7
     assert list(topic.changes(limit=0)) == []
 
@@ -47,12 +47,12 @@ def test_feeds_are_there_under_asyncio(engine, partitions):
     topic = keyed(engine, partitions)
     topic.append_many([{"id": number, "v": number} for number in range(600)])
 
-    async def told(**options):
+    async def feed(**options):
         handle = AsyncEngine(engine).topic("t")
         return [change async for change in handle.changes(**options)]
 
-    assert asyncio.run(told()) == list(topic.changes())
-    assert asyncio.run(told(from_offset=100, limit=30)) == list(topic.changes(100, limit=30))
+    assert asyncio.run(feed()) == list(topic.changes())
+    assert asyncio.run(feed(from_offset=100, limit=30)) == list(topic.changes(100, limit=30))
 
 
 CREATE = {"op": "c", "after": {"id": 1, "v": 1}}

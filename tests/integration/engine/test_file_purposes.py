@@ -25,8 +25,8 @@ def test_a_file_is_described_by_the_purpose_that_its_bytes_count_for(tmp_path, s
         totals = Counter()
         for file in files:
             totals[file["purpose"]] += file["bytes"]
-        told = engine.stats()["tiers"]["disk"]["purposes"]
-        assert {name: size for name, size in told.items() if size} == dict(totals)
+        purposes = engine.stats()["tiers"]["disk"]["purposes"]
+        assert {name: size for name, size in purposes.items() if size} == dict(totals)
 
 
 def test_the_routes_of_changes_have_one_for_each_tier(tmp_path):

@@ -16,7 +16,7 @@ PARTS = 4
 ROWS = [{"id": number} for number in range(40)]
 
 
-def told(error):
+def late_parts(error):
     """Return by part the ranges of an error's acks; its text must say the same."""
     found = {each.part: (each.offset, each.offset_last) for each in error.details["acks"]}
     texts = [f"{part}: {first}-{last}" for part, (first, last) in found.items()]
@@ -36,7 +36,7 @@ def test_a_late_call_to_several_parts_tells_every_ack(tmp_path):
         db.lake.pause()
         with pytest.raises(Unavailable, match="not all committed") as caught:
             topic.append_many(ROWS, ack="committed")
-        first = told(caught.value)
+        first = late_parts(caught.value)
         assert sorted(first) == list(range(PARTS))
         assert sum(last - begin + 1 for begin, last in first.values()) == len(ROWS)
         assert caught.value.details["outcome"] == "fsynced"
@@ -50,14 +50,14 @@ def test_a_late_call_to_several_parts_tells_every_ack(tmp_path):
 
         with pytest.raises(Unavailable, match="paused") as caught:
             asyncio.run(append_in_loop(topic))
-        again = told(caught.value)
+        again = late_parts(caught.value)
         assert {part: begin for part, (begin, _last) in again.items()} == {
             part: last + 1 for part, (_begin, last) in first.items()
         }
 
 
 def test_parts_that_the_table_has_are_not_called_late(tmp_path):
-    """A part whose rows are there is told as written, not as late; one late part is one alone."""
+    """The error names a part as late only while its rows are missing in the table."""
     with opened(tmp_path) as (db, _stand_in):
         topic = db.create_topic("half", {"id": "long"}, lake=True, partitions=PARTS)
         db.lake.pause()
@@ -65,5 +65,5 @@ def test_parts_that_the_table_has_are_not_called_late(tmp_path):
         waits.moved({0: 100, 2: 100})
         with pytest.raises(Unavailable) as caught:
             topic.append_many(ROWS, ack="committed")
-        assert sorted(told(caught.value)) == list(range(PARTS))
+        assert sorted(late_parts(caught.value)) == list(range(PARTS))
         assert caught.value.details["parts_late"] == "1, 3"

@@ -101,7 +101,7 @@ def test_records_that_expired_at_a_quota_are_passed(tmp_path):
 
 
 def test_a_wait_that_nobody_needs_any_more_leaves_nothing(tmp_path):
-    """A publish that gave up is forgotten; closing wakes those who still wait."""
+    """A publish that gave up is forgotten; closing wakes the callers that still wait."""
     with opened(tmp_path, **{"lake.ack_timeout_s": "200ms"}) as (db, stand_in):
         topic = db.create_topic("given_up", COLUMNS, lake=True)
         stand_in.refuse = Unavailable("not now")
@@ -112,6 +112,6 @@ def test_a_wait_that_nobody_needs_any_more_leaves_nothing(tmp_path):
         with pytest.raises(InvalidRequest, match="unknown ack"):
             topic.append(id=1, text="", ack="comitted")
         waits = db.lake.topics["/default/given_up"].waits
-        told = threading.Event()
-        assert waits.watch(-1, 1, told.set)
-    assert told.is_set()
+        woken = threading.Event()
+        assert waits.watch(-1, 1, woken.set)
+    assert woken.is_set()

@@ -101,7 +101,7 @@ def test_records_survive_the_death_of_spark_exactly_once(tmp_path):
             found = db.lake.verify(name)
             assert (found.verdict, found.exit_code, found.problems) == ("good", 0, ())
             assert (found.rows, found.compared) == (rows, rows)
-        told = json.dumps(db.stats()["lake"])
-        assert "paused" in told
+        status = json.dumps(db.stats()["lake"])
+        assert "paused" in status
     assert not is_alive(second["pid"])
     assert not is_alive(second["java_pid"])

@@ -101,7 +101,7 @@ def test_a_worker_that_dies_at_a_step_doubles_and_loses_nothing(db, stand_in, st
 
 
 def test_records_wait_when_the_lake_is_late(db, stand_in):
-    """A publish that waits too long is told that its record is fsynced, and where it is."""
+    """The error of a publish that waits too long says that its record is fsynced, and where it is."""
     topic = db.create_topic("late", COLUMNS, lake=True)
     topic.append(id=0, text="", ack="committed")
     db.lake.pause("late")

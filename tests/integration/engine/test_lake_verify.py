@@ -62,7 +62,7 @@ def test_the_failures_of_the_worker_keep_their_class_and_facts(db, stand_in):
 
 
 def test_another_topics_table_is_not_verified(db):
-    """It is told before Spark is asked."""
+    """The error comes before Spark is asked."""
     db.create_topic("taken", COLUMNS, lake=True).append(id=1, text="", ack="committed")
     db.delete_topic("taken")
     db.create_topic("taken", COLUMNS, lake=True)

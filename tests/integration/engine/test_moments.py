@@ -133,12 +133,12 @@ def test_below_what_is_committed_only_boundaries_can_be_seen(tmp_path):
 def test_waiting_for_an_offset_ends_with_the_time_of_the_query(engine, sql, call):
     """A query whose time is shorter than the wait for offsets ends with its time."""
     engine.create_topic("t", {"id": "long"}, primary_key="id").append(id=1)
-    # Who waits for the offset until `query.wait_s` is over is told something else.
+    # A query that waits until `query.wait_s` is over gets another error.
     with pytest.raises(Unavailable, match="took too long"):
         getattr(engine, call)(sql, min_offset=99, timeout_s=0.1)
 
 
-def test_who_waits_for_an_offset_takes_nobodys_turn(engine):
+def test_a_query_that_waits_for_an_offset_takes_no_turn(engine):
     """More queries than may run wait for offsets, and another one is answered at once."""
     topic = engine.create_topic("t", {"id": "long"})
     topic.append(id=1)

@@ -113,7 +113,7 @@ def test_waiting_publishers_cause_at_most_one_upload_a_second(tmp_path):
         ]
 
 
-def test_a_store_that_is_away_is_told(tmp_path):
+def test_stats_report_a_store_that_is_away(tmp_path):
     """The record is fsynced and visible, the error says so, and it is uploaded when it can be."""
     with open_with_objects(tmp_path, retry_s=0.1, ack_s=1.0) as db:
         topic = db.create_topic("away")
@@ -137,8 +137,8 @@ def test_a_store_that_is_away_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_trouble_is_told_once_however_often_it_is_met(tmp_path, caplog, begun):
-    """A store that is away is asked again and again for who waits; the log has it once.
+def test_the_log_has_a_trouble_once_however_often_it_is_met(tmp_path, caplog, begun):
+    """A store that is away is asked again and again for the waiting callers; the log has it once.
 
     Also if an upload of the topic's own was begun before, which has to be settled first.
     """
@@ -153,8 +153,8 @@ def test_a_trouble_is_told_once_however_often_it_is_met(tmp_path, caplog, begun)
             wait_until(lambda: db.objects.catalog.topic(topic.runtime.state.id).state.intent)
         topic.send(b"late", ack="uploaded")
         wait_until(lambda: db.objects.status()["topics"]["/default/away"]["failures"] >= 3)
-    told = [each for each in caplog.records if each.getMessage() == "upload_failed"]
-    assert len(told) == 1
+    answers = [each for each in caplog.records if each.getMessage() == "upload_failed"]
+    assert len(answers) == 1
 
 
 def test_levels_that_a_topic_lacks_are_refused(tmp_path):
@@ -167,50 +167,50 @@ def test_levels_that_a_topic_lacks_are_refused(tmp_path):
 
 
 def test_a_closing_engine_leaves_nobody_waiting(tmp_path):
-    """Who waits for a store that does not answer is told when the engine closes."""
+    """A publish that waits for a store that does not answer fails when the engine closes."""
     db = open_with_objects(tmp_path, retry_s=0.1, ack_s=600)
     topic = db.create_topic("closing")
     (tmp_path / "store").mkdir(exist_ok=True)
     shutil.rmtree(tmp_path / "store")
     (tmp_path / "store").write_bytes(b"no directory")
     pending = topic.send(b"x", ack="uploaded")
-    told = []
+    answers = []
 
     def wait():
         try:
-            told.append(pending.result())
+            answers.append(pending.result())
         except Unavailable as error:
-            told.append(error)
+            answers.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     db.close()
     waiting.join(60)
-    assert isinstance(told[0], Unavailable)
-    assert told[0].details["outcome"] == "fsynced"
+    assert isinstance(answers[0], Unavailable)
+    assert answers[0].details["outcome"] == "fsynced"
 
 
-def test_who_waits_is_told_that_the_record_is_written_though_uploads_end(tmp_path):
+def test_a_waiting_publish_learns_that_its_record_is_written_though_uploads_end(tmp_path):
     """A topic that is uploaded no more: the record is fsynced, and the error says so."""
     with open_with_objects(tmp_path, retry_s=0.1) as db:
         topic = db.create_topic("ended")
         topic.append(b"there", ack="uploaded")
         shutil.move(tmp_path / "store", tmp_path / "elsewhere")
         (tmp_path / "store").write_bytes(b"no directory")
-        told = []
+        answers = []
 
         def publish():
             try:
-                told.append(topic.append(b"late", ack="uploaded"))
+                answers.append(topic.append(b"late", ack="uploaded"))
             except FrazilError as error:
-                told.append(error)
+                answers.append(error)
 
         waiting = threading.Thread(target=publish)
         waiting.start()
         wait_until(topic.runtime.objects.is_asked)
         db.alter_topic("ended", objects=False)
         waiting.join(60)
-        assert isinstance(told[0], Unavailable)
-        assert told[0].details["outcome"] == "fsynced"
-        assert told[0].details["offset"] == 1
+        assert isinstance(answers[0], Unavailable)
+        assert answers[0].details["outcome"] == "fsynced"
+        assert answers[0].details["offset"] == 1
         assert [record["payload"] for record in next(iter(topic.read(1))).records()] == [b"late"]

@@ -137,7 +137,7 @@ def test_asyncio_looks_a_time_up_in_a_worker(filled, tmp_path, place, monkeypatc
 
 
 def test_a_missing_object_is_reported_and_not_skipped(filled, tmp_path):
-    """The reader is told which records are gone; what lies behind them can be read."""
+    """The reader learns which records are gone, and reads the records after them."""
     db, topic = filled
     gone = objects_of(db, topic)[1]
     (tmp_path / "objects" / gone.key).unlink()
@@ -197,7 +197,7 @@ def test_a_store_that_is_down_is_unavailable_and_comes_back(tmp_path):
 
 
 def test_what_remote_retention_took_is_named(filled):
-    """Below the first object that is kept, readers are told the first offset there is."""
+    """Below the first object that is kept, readers learn the first offset there is."""
     db, topic = filled
     kept = objects_of(db, topic)[1]
     db.objects.catalog.expire(topic.runtime.state.id, kept.first)

@@ -1,4 +1,4 @@
-"""Objects that go, are gone, or come back: who reads meanwhile, and what the engine says of it."""
+"""Objects that go, are gone, or come back: readers meanwhile, and what the engine says of it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def meanwhile(monkeypatch, db, act):
 
 
 def test_who_begins_while_objects_go_begins_behind_them(db, monkeypatch):
-    """A reader or subscription that begins meanwhile is never told of records that then vanish."""
+    """A reader or subscription that begins meanwhile never learns of records that then vanish."""
     topic = only_in_objects(db, "t", objects_retention_age="0s")
     readers = []
 
@@ -119,7 +119,7 @@ def test_topics_that_are_uploaded_no_more_keep_their_retention(db):
 
 
 def test_one_topic_does_not_keep_the_others_from_letting_go(db):
-    """A topic whose rows were changed by somebody else is told of; the next one goes on."""
+    """A topic whose rows were changed by somebody else is reported; the next one goes on."""
     first = only_in_objects(db, "a", objects_retention_age="0s")
     second = only_in_objects(db, "b", objects_retention_age="0s")
     key = rows.state_key(first.runtime.state.id)

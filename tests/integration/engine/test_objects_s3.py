@@ -104,19 +104,19 @@ class Load:
 
 
 def test_a_server_that_dies_under_load_loses_and_doubles_nothing(tmp_path, server):
-    """Publishing goes on; late acks are told as fsynced; afterwards objects have every record."""
+    """Publishing goes on; late acks say fsynced; afterwards objects have every record."""
     with opened(tmp_path, server, ack_s=2.0) as db:
         topics = [db.create_topic(f"t{number}") for number in range(3)]
         with Load(topics) as load:
             wait_until(load.grown(20), "nothing was uploaded")
             server.kill()
             count = {name: len(sent) for name, sent in load.sent.items()}
-            wait_until(lambda: load.late >= 3, "nobody was told that the store is away")
+            wait_until(lambda: load.late >= 3, "no ack said that the store is away")
             assert all(len(load.sent[name]) > before for name, before in count.items())
             server.start()
             wait_until(load.grown(20), "it did not go on after a kill")
             server.pause()
-            wait_until(lambda: load.late >= 6, "nobody was told that the store hangs")
+            wait_until(lambda: load.late >= 6, "no ack said that the store hangs")
             server.resume()
             wait_until(load.grown(20), "it did not go on after a pause")
         db.objects.flush(timeout_s=60)

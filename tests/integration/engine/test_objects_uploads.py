@@ -51,7 +51,7 @@ def test_what_is_published_is_uploaded_once(tmp_path):
 
 
 def test_names_of_topics_are_not_in_keys(tmp_path):
-    """Whoever sees the keys of a store learns no topic's name."""
+    """The keys of a store show no topic's name."""
     with open_with_objects(tmp_path) as db:
         db.create_topic("/secret/customers").append(b"x", ack="uploaded")
         db.objects.flush()
@@ -118,7 +118,7 @@ def test_a_kill_at_any_step_neither_loses_nor_doubles(tmp_path, step):
 
 
 def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
-    """Its error is told and it is tried again; when the trouble is over it catches up."""
+    """Its error is reported and it is tried again; when the trouble is over it catches up."""
     with open_with_objects(tmp_path) as db:
         bad, good = db.create_topic("bad"), db.create_topic("good")
         spec = bad.runtime.state.spec

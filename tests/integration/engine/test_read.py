@@ -335,7 +335,7 @@ def test_a_partitioned_topic_changes_as_one(tmp_path):
 
 
 def test_a_tail_of_a_deleted_topic_ends(tmp_path):
-    """A tail that waits is told when its topic is deleted, instead of waiting for ever."""
+    """A waiting tail fails when its topic is deleted, instead of waiting for ever."""
     with open_small(tmp_path) as db:
         topic = db.create_topic("gone")
         reader = topic.tail()

@@ -27,7 +27,7 @@ def until(holds):
 
 
 def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path, monkeypatch):
-    """Records that cannot be flushed fill memory; the query is told why it ended, and runs later."""
+    """Records that cannot be flushed fill memory; the error of the query says why it ended, and it runs later."""
     flushing, ended = threading.Event(), []
     flush_set = topic_tiers.flush_set
 

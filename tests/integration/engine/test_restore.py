@@ -88,7 +88,7 @@ def test_offsets_of_a_machine_that_was_lost_at_once_are_not_given_again(scene):
     assert payloads_of(topic) == [*payloads(range(5)), b"new"]
 
 
-def test_what_the_backup_knew_and_no_object_has_is_told(scene):
+def test_restore_reports_what_the_backup_knew_and_no_object_has(scene):
     """Records that were fsynced only are gone with the disk, and the report counts them."""
     topic = scene.engine.create_topic("events")
     publish(topic, range(5))
@@ -322,7 +322,7 @@ def test_a_target_that_is_not_empty_is_refused(scene, tmp_path):
     assert not (tmp_path / "machine-1.restoring").exists()
 
 
-def test_a_store_without_brokers_or_with_several_is_told(scene, tmp_path):
+def test_restore_names_the_brokers_of_a_store_without_one_or_with_several(scene, tmp_path):
     """An empty store has nothing to restore; of several brokers one must be named."""
     scene.lose_machine()
     with pytest.raises(NotFound, match="no objects of any broker"):

@@ -76,14 +76,14 @@ def test_an_object_of_a_gap_alone_is_read_over(scene):
     topic = scene.engine.topic("events")
     picture = scene.engine.objects.catalog.topic(topic.runtime.state.id)
     assert picture.descriptors[-1].length == 0
-    # Whoever reads on looks ahead over it.
+    # A reader that goes on looks ahead over it.
     assert payloads_of(topic) == written
     topic.append(payload=b"new", ack="uploaded")
     scene.lose_and_restore()
     assert payloads_of(scene.engine.topic("events")) == [*written, b"new"]
 
 
-def test_topics_that_share_an_object_and_a_gap_are_told_apart(scene):
+def test_restore_separates_topics_that_share_an_object_and_a_gap(scene):
     """One has the gap behind a restore alone, the other records behind it, in the same object."""
     for name in ("a", "b"):
         scene.engine.create_topic(name)
@@ -101,7 +101,7 @@ def test_topics_that_share_an_object_and_a_gap_are_told_apart(scene):
     assert [len(picture.descriptors) for picture in pictures] == [1, 1]
 
 
-def test_a_damaged_frame_is_lost_and_told_and_the_rest_is_there(scene):
+def test_a_damaged_frame_is_reported_as_lost_and_the_rest_is_there(scene):
     """What cannot be read is a lost range in the journal, never a silent skip."""
     topic = scene.engine.create_topic("events")
     for number in range(3):

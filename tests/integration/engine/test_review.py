@@ -95,7 +95,7 @@ def test_arrow_data_keeps_its_columns_while_the_topic_is_altered(tmp_path, chang
 
 
 def test_columns_change_as_a_whole(tmp_path):
-    """Whoever looks while a topic is altered sees one version's schema, codec and input."""
+    """While a topic is altered, readers see the schema, codec and input of one version."""
     with open_small(tmp_path) as db:
         topic = db.create_topic("t", {"a": pa.string()})
         codec = topic.runtime.codec
@@ -225,7 +225,7 @@ def full_at(db, number):
 
 
 def test_a_call_that_was_written_in_part_says_so(tmp_path):
-    """If some frames of a call are there and others are not, nobody is told of nothing written."""
+    """If some frames of a call are written, the error never says that nothing was."""
     records = [b"x" * 30_000] * 6
     with open_small(tmp_path) as db:
         topic = db.create_topic("t")

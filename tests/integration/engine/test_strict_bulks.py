@@ -38,7 +38,7 @@ def bulk(ids, op):
 
 @pytest.mark.parametrize("partitions", [0, 2])
 def test_an_insert_of_a_key_that_exists_leaves_nothing_of_a_large_bulk(engine, partitions):
-    """A conflict in the last of many changes is told as one, before the first is written."""
+    """A conflict in the last of many changes is raised before the first is written."""
     topic = strict(engine, partitions)
     topic.insert(id=COUNT - 1, v=0)
     with pytest.raises(Conflict, match="already") as caught:

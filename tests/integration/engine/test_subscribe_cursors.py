@@ -328,7 +328,7 @@ def test_many_threads_and_a_loop_ack_at_once(tmp_path):
         assert db.log.journal.sync_count - before < 480
 
 
-def test_the_bound_of_ranges_is_told(tmp_path):
+def test_the_bound_of_ranges_is_named(tmp_path):
     """The range too many is refused through the waiter; closing a hole is not."""
     with with_topic(tmp_path, records=3 * RANGES_MAX) as db:
         db.cursors.create("t", "s", 0)
@@ -420,7 +420,7 @@ def test_values_are_durable_by_tag_and_key(tmp_path):
 
 
 def test_what_cannot_be_a_value_is_refused(tmp_path):
-    """Tags of the log itself, odd keys and what is too large are told before anything is written."""
+    """Tags of the log itself, odd keys and large values are refused before anything is written."""
     with open_quiet(tmp_path) as db:
         lsn = db.log.journal.state.lsn
         for tag, key, value in (

@@ -100,7 +100,7 @@ def test_a_pin_that_comes_after_the_decision_is_respected():
 
 
 def test_no_reader_pins_while_segments_go():
-    """A reader that pins too late is told at its first read, never after it got some records."""
+    """A reader that pins too late fails at its first read, never after it got some records."""
     db = open_simulated()
     topic = db.create_topic("t")
     publish(topic)
@@ -166,7 +166,7 @@ def test_a_hold_that_its_owner_dropped_stays_dropped():
 
 
 def test_the_thread_outlives_a_bug_and_stats_tell_of_it(tmp_path):
-    """A task that raises anything is told by stats and health; the rounds go on, and it recovers."""
+    """Stats and health report a task that raises; the rounds go on, and it recovers."""
     with open_small(tmp_path, free_check_s=0.02) as db:
         upkeep = db.upkeep
         check, calls = upkeep.space.check, threading.Semaphore(0)
@@ -193,16 +193,16 @@ def test_the_thread_outlives_a_bug_and_stats_tell_of_it(tmp_path):
 
 
 def test_publishing_is_stopped_everywhere_before_stats_say_so():
-    """Who reads in stats that publishing stopped or resumed finds every topic in line with it."""
+    """When stats report that publishing stopped or resumed, every topic is in line with it."""
     disk = SimulatedFileSystem(1)
     db = open_simulated(disk, free_bytes_min=1 << 20)
     topic = db.create_topic("t")
-    told = []
+    seen = []
 
     class Listener(logging.Handler):
         def emit(self, record):
             stopped = db.stats()["disk"]["publishing_stopped"]
-            told.append((record.getMessage(), stopped))
+            seen.append((record.getMessage(), stopped))
 
     listener = Listener()
     logging.getLogger("frazil").addHandler(listener)
@@ -220,8 +220,8 @@ def test_publishing_is_stopped_everywhere_before_stats_say_so():
             taken.append(b"x")
     finally:
         logging.getLogger("frazil").removeHandler(listener)
-    assert ("publishing_stopped", False) in told
-    assert ("publishing_resumed", True) in told
+    assert ("publishing_stopped", False) in seen
+    assert ("publishing_resumed", True) in seen
 
 
 def test_topics_made_during_a_round_do_not_disturb_it():

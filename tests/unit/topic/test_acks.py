@@ -32,7 +32,7 @@ def test_an_error_of_unknown_outcome_comes_first():
     assert caught.value is unknown
 
 
-def test_what_was_written_is_told():
+def test_the_error_names_the_written_ranges():
     """If some frames were written, the error says which, by part, and why the others were not."""
     why = Overloaded("full")
     with pytest.raises(Unavailable) as caught:
@@ -45,13 +45,13 @@ def test_what_was_written_is_told():
 
 
 def test_a_long_list_is_cut():
-    """At most so many ranges are told; the number of frames tells of the rest."""
+    """The error names so many ranges at most, and the number of frames."""
     count = RANGES_SHOWN_MAX + 5
     answers = [[Ack(n, n, n)] for n in range(count)]
     with pytest.raises(Unavailable) as caught:
         part_acks(range(count + 1), [*answers, [Conflict("no")]])
-    told = caught.value.details["parts_written"]
-    assert (told.count(":"), told[-1]) == (RANGES_SHOWN_MAX, "…")
+    written = caught.value.details["parts_written"]
+    assert (written.count(":"), written[-1]) == (RANGES_SHOWN_MAX, "…")
     assert caught.value.details["frames_written"] == count
 
 
