@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from frazil.errors import CorruptionError, FrazilError
-from frazil.log import LENGTH_UNKNOWN, Group, Journal, Scan, Scanner, Survey, opening
+from frazil.log import LENGTH_UNKNOWN, Group, Journal, Places, Scanner, Survey, opening
 from frazil.log import format as fmt
 from tests.crash.checker import Violation
 from tests.crash.damage import (
@@ -233,15 +233,15 @@ def start_of_before_the_freeing(monkeypatch):
     monkeypatch.setattr(opening, "encode_checkpoint", encode)
 
 
-def breaks_behind_the_cut(monkeypatch):
-    honest = Scan.cut
+def end_of_cut_frames_is_kept(monkeypatch):
+    honest = Places.cut
 
-    def cut(self, position, *, lsn):
-        breaks = self.breaks
-        honest(self, position, lsn=lsn)
-        self.breaks = breaks
+    def cut(self, position, holes):
+        end = self.end
+        honest(self, position, holes)
+        self.end = end
 
-    monkeypatch.setattr(Scan, "cut", cut)
+    monkeypatch.setattr(Places, "cut", cut)
 
 
 PLANTS = (
@@ -258,7 +258,7 @@ PLANTS = (
     (unsynced_records_are_shown, Simulation, Profile()),
     (repeat_acked_without_its_sync, Simulation, Profile()),
     (start_of_before_the_freeing, Simulation, Profile()),
-    (breaks_behind_the_cut, Simulation, Profile()),
+    (end_of_cut_frames_is_kept, Simulation, Profile()),
 )
 
 

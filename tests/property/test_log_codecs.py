@@ -138,28 +138,6 @@ def test_payloads_exchanged_under_equal_lengths_are_noticed(one, two):
     assert fault_of(encoded[:start] + payload + encoded[start + len(payload) :])
 
 
-@given(frames(), st.integers(0, fmt.FRAME_HEAD_BYTES * 8 - 1))
-def test_mend_head_puts_one_flipped_bit_right(frame, bit):
-    """Any single flipped bit of the head is put right; the fields are never wrong ones.
-
-    The frame's checksum and the zero field are outside the head's own sum: they tell nothing of
-    what was lost, so they may come back flipped.
-    """
-    data = frame[-1]
-    wanted = fmt.read_head(data, 0)
-    got = fmt.mend_head(flipped(data[: fmt.FRAME_HEAD_BYTES], bit))
-    assert got is not None
-    blank = {"crc": 0, "zero": 0, "head_crc": 0}
-    assert got._replace(**blank) == wanted._replace(**blank)
-
-
-@given(st.binary(max_size=fmt.FRAME_HEAD_BYTES * 2))
-def test_mend_head_takes_junk(junk):
-    """Junk gives nothing, or what its own checksum vouches for."""
-    found = fmt.mend_head(junk)
-    assert found is None or isinstance(found, fmt.FrameHead)
-
-
 @given(
     st.builds(
         fmt.SegmentHeader,
