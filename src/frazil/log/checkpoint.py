@@ -64,7 +64,9 @@ def encode_checkpoint(state: JournalState, *, lsn: int) -> bytes:
         (TAG_RANGES, _encode([[t.id, *special] for t in topics for special in t.ranges])),
         (
             TAG_PRODUCERS,
-            _encode([[p.id, p.topic, p.name, p.epoch, list(p.window)] for p in _by_age(state)]),
+            _encode(
+                [[p.id, p.topic, p.name, p.epoch, list(p.window)] for p in state.producers.values()]
+            ),
         ),
         (
             TAG_CURSORS,
@@ -73,10 +75,6 @@ def encode_checkpoint(state: JournalState, *, lsn: int) -> bytes:
         (TAG_VALUES, _encode([[*key, value] for key, value in state.values.items()])),
     ]
     return encode_sections([*sections, *state.unknown_sections])
-
-
-def _by_age(state: JournalState) -> list[Any]:
-    return list(state.producers.values())
 
 
 def decode_checkpoint(

@@ -9,6 +9,7 @@ import asyncio
 import math
 import threading
 from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Closed, Overloaded, Unavailable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from frazil.log.codec import Deliver, Entry, Waiter
     from frazil.log.journal import Journal
 
+_size_of = itemgetter(4)
 TICK_GROUPS: Final = 256
 """Under constant load, what is due by time is looked at once in so many groups."""
 SECONDS_KEPT: Final = 2048
@@ -101,8 +103,10 @@ class Committer:
 
     # -- any thread ------------------------------------------------------------------------------
 
-    def submit(self, entry: Entry) -> bool:
-        """Put an entry into the queue; False if it is full.
+    def submit(self, *entries: Entry) -> bool:
+        """Put entries into the queue next to each other, all or none; False if it is full.
+
+        More than the queue may hold is taken when it is empty: the caller has it in memory anyway.
 
         Raises:
             Closed: if the journal is closed or has failed.
@@ -111,40 +115,15 @@ class Committer:
             # Before the lock: in a forked child nobody is left to release it.
             raise self.journal.closed_error()
         with self._lock:
-            size = self._bytes + entry[4]
-            records = self._records + (entry[3] or 1)
-            full = size > self._bytes_max or records > self._records_max
-            if full and self._entries:
+            size = self._bytes + sum(map(_size_of, entries))
+            records = self._records + sum([entry[3] or 1 for entry in entries])
+            if self._entries and (size > self._bytes_max or records > self._records_max):
                 return False
             if self._stopping or self.journal.failed is not None:
                 raise self.journal.closed_error()
             self._bytes = size
             self._records = records
-            self._entries.append(entry)
-            if self._sleeping:
-                self._sleeping = False
-                self._wake.release()
-        return True
-
-    def submit_all(self, entries: Sequence[Entry]) -> bool:
-        """Put entries into the queue next to each other, all or none; False if it is full.
-
-        Nothing of others comes between them. More than the queue may hold is taken when it is
-        empty: the caller has it in memory anyway.
-        """
-        if self.journal.failed is not None:
-            raise self.journal.closed_error()
-        with self._lock:
-            size = self._bytes + sum(entry[4] for entry in entries)
-            records = self._records + sum(entry[3] or 1 for entry in entries)
-            full = size > self._bytes_max or records > self._records_max
-            if full and self._entries:
-                return False
-            if self._stopping or self.journal.failed is not None:
-                raise self.journal.closed_error()
-            self._bytes = size
-            self._records = records
-            self._entries.extend(entries)
+            self._entries += entries
             if self._sleeping:
                 self._sleeping = False
                 self._wake.release()
@@ -158,7 +137,7 @@ class Committer:
         """
         if not self._sleeping or self._usual_s > HERE_S_MAX or self.journal.failed is not None:
             return False
-        if sum(entry[4] for entry in entries) > HERE_BYTES_MAX:
+        if sum(map(_size_of, entries)) > HERE_BYTES_MAX:
             return False
         if not self._owner.acquire(blocking=False):
             return False
@@ -192,15 +171,14 @@ class Committer:
         Raises:
             Overloaded: if the queue stays full.
         """
-        if self.submit_all(entries):
+        if self.submit(*entries):
             return
         clock = self.journal.clock
         deadline = clock.monotonic() + self._wait_s
         while True:
             room = threading.Event()
-            with self._lock:
-                self._space_waiters.append(room.set)
-            if self.submit_all(entries):
+            self.on_space(room.set)
+            if self.submit(*entries):
                 return
             if not room.wait(max(deadline - clock.monotonic(), 0)):
                 raise self.overloaded()

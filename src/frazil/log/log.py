@@ -10,7 +10,7 @@ from frazil.log.committer import Committer, Pending, deliver
 from frazil.log.reader import LogSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from frazil.config import LogSettings
     from frazil.errors import FrazilError
@@ -27,16 +27,11 @@ class InlineQueue:
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
-    def submit(self, entry: Entry) -> bool:
-        self.journal.commit([entry], deliver)
-        return True
-
-    def submit_all(self, entries: Sequence[Entry]) -> bool:
+    def submit(self, *entries: Entry) -> bool:
         self.journal.commit(list(entries), deliver)
         return True
 
-    def submit_waiting(self, *entries: Entry) -> None:
-        self.submit_all(entries)
+    submit_waiting = submit
 
     def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
         del timeout_s

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 WINDOW_BYTES: Final = 8 << 20
 _SCAN_HEAD: Final = struct.Struct("<QIIB8sxHII4xQQI4xq8x")
 """A frame's head less the fields that the scan does not look at."""
-_SALT_END: Final = fmt.SALT_POSITION + 8
 UNNUMBERED: Final = (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER)
 """Kinds of frames that bear the batch sequence of the frame before them."""
 

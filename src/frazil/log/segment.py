@@ -159,11 +159,6 @@ class Segment:
         """Return an open file to read from."""
         return self._files.get(self.path)
 
-    @property
-    def data_bytes(self) -> int:
-        """Return the bytes of data frames in it."""
-        return sum((self.summary(topic) or (0, 0, 0))[2] for topic in self.topics)
-
 
 class OpenFiles:
     """Files opened for reading, the least recently used ones let go beyond a limit.

@@ -160,9 +160,8 @@ class TopicChanges:
         queue, waiter = self._runtime.queue, new_waiter()
         needing = [step for step in steps if self.needs_state(step)]
         if not needing:
-            return (
-                [waiter] if queue.submit_all(self._entries(flat(steps), waiter, sender)) else None
-            )
+            entries = self._entries(flat(steps), waiter, sender)
+            return [waiter] if queue.submit(*entries) else None
         if not isinstance(queue, Sequencer):
             raise InvalidRequest(
                 "this change needs the state of its key, which the memory tier keeps; "

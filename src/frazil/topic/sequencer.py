@@ -92,19 +92,7 @@ class Sequencer:
 
     # -- the queue -------------------------------------------------------------------------------
 
-    def submit(self, entry: Entry) -> bool:
-        """Take an entry; False if there is no room."""
-        _topic, codec, change, count, size, _waiter, sender = entry
-        if count or sender is not None or codec is None or codec.solo:
-            return self.submit_all((entry,))
-        # One change without a producer, the plain case without detours.
-        with self._lock:
-            if not self._queue.submit(entry):
-                return False
-            self._note(change, size)
-        return True
-
-    def submit_all(self, entries: Sequence[Entry]) -> bool:
+    def submit(self, *entries: Entry) -> bool:
         """Take entries next to each other, all or none; False if there is no room."""
         with self._lock:
             return self._take(entries)
@@ -114,7 +102,7 @@ class Sequencer:
     ) -> bool | None:
         """Take what the journal will only answer; None if the producer sent something since."""
         with self._lock:
-            return bool(self._queue.submit_all(entries)) if self.is_last(sender, sent) else None
+            return bool(self._queue.submit(*entries)) if self.is_last(sender, sent) else None
 
     def submit_waiting(self, *entries: Entry) -> None:
         """Take entries next to each other, waiting for room.
@@ -124,10 +112,10 @@ class Sequencer:
         Raises:
             Overloaded: if the queue stays full.
         """
-        when_room(self, lambda: self.submit_all(entries) or None)
+        when_room(self, lambda: self.submit(*entries) or None)
 
     def _take(self, entries: Sequence[Entry]) -> bool:
-        if not self._queue.submit_all(entries):
+        if not self._queue.submit(*entries):
             return False
         for _topic, codec, data, count, size, _waiter, sender in entries:
             assert codec is not None

@@ -19,6 +19,7 @@ from frazil.metadata.etcd import EtcdStore
 from tests.integration.engine.objects_world import registered, wait_until
 from tests.integration.engine.opening import small_settings
 from tests.servers.etcd import EtcdServer, need_etcd
+from tests.support.objects_limits import set_objects_limits
 
 pytestmark = pytest.mark.integration
 
@@ -37,7 +38,8 @@ def etcd(tmp_path):
 def opened(tmp_path, etcd):
     """Open engines on one store and one etcd, whose lease is short."""
 
-    def begin(directory="data", **objects):
+    def begin(directory="data", *, ack_s=None, **objects):
+        set_objects_limits(ack_s=ack_s)
         section = etcd.settings(timeout_s=1, lease_ttl_s=TTL_S)
         own = {
             "store": "fs",
@@ -86,7 +88,7 @@ def test_new_machine_serves_what_was_uploaded(tmp_path, etcd, opened):
 
 def test_etcd_that_is_away_holds_uploads_up_and_loses_none(etcd, opened):
     """While etcd is killed `uploaded` acks wait or fail; then everything is registered once."""
-    with opened(ack_timeout_s=1) as db:
+    with opened(ack_s=1) as db:
         topic = db.create_topic("t", COLUMNS)
         acked = [topic.append(id=0, ack="uploaded").offset]
         etcd.kill()

@@ -211,7 +211,7 @@ class Publisher:
         if queue.commit_here(entries):
             return
         try:
-            is_taken = queue.submit_all(entries)
+            is_taken = queue.submit(*entries)
         except FrazilError as error:
             for batch in batches:
                 batch.set_exception(error)
