@@ -392,7 +392,9 @@ class Survey:
         for topic_id, places in scan.places.items():
             # Where all frames of a topic were cut off, `end` is the offset of the first of them.
             if places.count:
-                state.topics[topic_id].next = max(state.topics[topic_id].next, places.end)
+                # A damaged definition of the topic may have been passed over.
+                topic = state.topics.get(topic_id) or self._placeholder(topic_id)
+                topic.next = max(topic.next, places.end)
         state.lsn = max(state.lsn, scan.lsn)
         state.time_us = max(state.time_us, scan.time_us)
 
