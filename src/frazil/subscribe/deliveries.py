@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from frazil.errors import Closed, InvalidRequest, NotFound
+from frazil.errors import Closed, FrazilError, InvalidRequest, NotFound
 from frazil.model import topic_uid
 from frazil.subscribe.cursors import CursorWriter
 from frazil.subscribe.dead_letters import DeadLetterPublisher
@@ -261,11 +261,17 @@ class Deliveries:
         offset = start_offset(runtime, start)
         cursors.check_new(runtime, name)
         uid = topic_uid(runtime.state.spec)
+        before = self._settings.find(uid, name)
         stored = self._settings.get(uid, name)
         if stored.kind is None or not self._has_parts_with(runtime, name):
             # The settings first: a subscription without its type would come back as another one.
             stored = self._settings.change(uid, name, kind=kind)
-        _put(runtime, start, offset, partial(cursors.create, runtime.name, name))
+        try:
+            _put(runtime, start, offset, partial(cursors.create, runtime.name, name))
+        except FrazilError:
+            if before is None:
+                self._settings.delete(uid, name)
+            raise
         return stored
 
     def _forget_settings(self, runtime: TopicRuntime, name: str) -> None:

@@ -8,7 +8,6 @@ topics share.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import threading
 from bisect import bisect_right, insort
@@ -202,12 +201,13 @@ class TopicFeed:
             # It was a control frame, such as an ack.
             return
         self._visible = state.durable
-        if threading.get_ident() == self._thread:
-            self._loop.call_soon(self._news, state.durable)
-            return
-        # The loop may be closed by then, and an error in the journal's thread is fatal.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._news, state.durable)
+        is_loop_thread = threading.get_ident() == self._thread
+        call = self._loop.call_soon if is_loop_thread else self._loop.call_soon_threadsafe
+        try:
+            call(self._news, state.durable)
+        except RuntimeError:
+            # The loop is closed: nobody reads, and an error in the journal's thread is fatal.
+            self._written.clear()
 
     # -- live records, on the loop ---------------------------------------------------------------
 
