@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from frazil.errors import Conflict
 from frazil.registry import NewSchema
 from frazil.schema import Message
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import SchemaReference
-from frazil.serve.danube.statuses import Refused
 from frazil.topic import StateTag
 from tests.integration.serve.consuming_world import end_of, make_producer, make_reader, next_of
 from tests.integration.serve.test_admin_world import run
@@ -107,8 +107,8 @@ def test_a_topic_has_its_schema_from_the_start(tmp_path):
         names = ("/default/t", "/default/wide", PARTS[1], "/default/bare")
         requests = [wire.DescribeTopicRequest(name=name) for name in names]
         replies = [await admin.ask("DescribeTopic", request) for request in requests]
-        with pytest.raises(Refused, match="cannot use 'other'"):
-            await admin.services.schemas.check_reference(PARTS[2], SchemaReference(subject="other"))
+        with pytest.raises(Conflict, match="cannot use 'other'"):
+            admin.services.schemas.check_reference(PARTS[2], SchemaReference(subject="other"))
         await admin.ask("DeleteTopic", wire.TopicRequest(name="/default/wide"))
         await admin.ask("CreatePartitionedTopic", wide())
         return replies, await admin.ask("DescribeTopic", requests[1])

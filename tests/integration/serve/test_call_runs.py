@@ -316,7 +316,8 @@ def test_acks_settle_and_are_refused_as_one_by_one(tmp_path):
         answers = await wire.ask(ACK, requests)
         cursors = [wire.services.deliveries.find(topic, name) for name in ("one", "two")]
         facts = [each.status() for each in cursors]
-        return answers, [(each.acked_below, each.acked_above, each.unacked) for each in facts]
+        progress = [(s.cursor.acked_below, s.cursor.acked_above, s.unacked) for s in facts]
+        return answers, progress
 
     (answers, cursors), together = serve(tmp_path, scene)
     assert together == (answers, cursors)
