@@ -13,7 +13,7 @@ import types
 import pytest
 
 from frazil.errors import Closed, FrazilError, NotFound, Unavailable
-from frazil.log import Frame
+from frazil.log import Frame, SpecialRange
 from frazil.log import format as fmt
 from frazil.metadata import MemoryStore
 from frazil.model import TopicSpec
@@ -112,7 +112,7 @@ class Logs:
     def gap(self, topic_id, offset):
         for first, end in self.logs[topic_id].gaps:
             if first <= offset < end:
-                return objects.Range(offset, end, "gap", "declared")
+                return SpecialRange(offset, end, "gap", "declared")
         return None
 
     def frames(self, topic_id, *, offset, end):

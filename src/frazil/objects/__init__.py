@@ -27,7 +27,6 @@ from frazil.objects.store import (
     ObjectMeta,
     ObjectStore,
     RetryingStore,
-    is_throttled,
 )
 from frazil.objects.writer import Uploader, read_tail
 
@@ -61,7 +60,6 @@ __all__ = [
     "brokers_in",
     "decode_row",
     "frames_of",
-    "is_throttled",
     "listed",
     "object_key",
     "open_store",

@@ -17,7 +17,8 @@ import attrs
 import msgspec
 
 from frazil.errors import CorruptionError
-from frazil.objects.format import IndexEntry, Range, unpack_index
+from frazil.log import SpecialRange
+from frazil.objects.format import IndexEntry, unpack_index
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Descriptor(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     epoch: int
     etag: str
     created_us: int
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[SpecialRange, ...] = ()
     index: bytes = b""
 
     def entries(self) -> list[IndexEntry]:

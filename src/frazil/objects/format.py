@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from frazil.errors import CorruptionError, InvalidRequest
+from frazil.log import SpecialRange
 from frazil.model import TopicSpec
 from frazil.struct_types import learnt
 
@@ -26,7 +27,6 @@ __all__ = [
     "Footer",
     "IndexEntry",
     "KeyParts",
-    "Range",
     "Trailer",
     "decode_trailer",
     "encode_footer",
@@ -77,15 +77,6 @@ class IndexEntry(NamedTuple):
     time_us: int
 
 
-class Range(msgspec.Struct, array_like=True, frozen=True):
-    """Offsets `[first, end)` without records: a declared gap, or lost data."""
-
-    first: int
-    end: int
-    kind: str
-    reason: str = ""
-
-
 class Footer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """An object's description of itself: it holds the records `[first, end)` but for `ranges`.
 
@@ -118,7 +109,7 @@ class Footer(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The times of the first frame and of the latest one; 0 without frames."""
     length: int
     """Bytes of the frames."""
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[SpecialRange, ...] = ()
     index: bytes = b""
     """Packed `IndexEntry`s; `unpack_index` reads them."""
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.log import Frame, covering
-from frazil.objects.format import Range
 from frazil.objects.reframe import Reframer, Runs
 from frazil.tiers import FileGone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from frazil.log import TopicState
+    from frazil.log import SpecialRange, TopicState
     from frazil.tiers import DiskTier, SentRun, StoredRows, TopicFiles
     from frazil.topic import TopicRuntime
 
@@ -37,8 +37,7 @@ class TopicFrames:
     def available(self, topic_id: int) -> tuple[int, int]:
         """Return the first offset that the log or files have, and the end of what is durable."""
         runtime = self._runtime(topic_id)
-        start = runtime.state.start
-        picture = _files(runtime)
+        start, picture = runtime.state.start, _files(runtime)
         if picture is not None and picture.flushed > picture.start:
             start = min(picture.start, start)
         return start, runtime.state.durable
@@ -47,16 +46,14 @@ class TopicFrames:
         """Return the topic's state in the journal: definition, columns, producers."""
         return self._runtime(topic_id).state
 
-    def gap(self, topic_id: int, offset: int) -> Range | None:
+    def gap(self, topic_id: int, offset: int) -> SpecialRange | None:
         """Return the rest of the gap or lost range that holds an offset, None without one."""
         runtime = self._runtime(topic_id)
         special = covering(list(runtime.state.ranges), offset)
         if special is None and offset < runtime.state.start:
             picture = _files(runtime)
             special = None if picture is None else picture.gap_at(offset)
-        if special is None:
-            return None
-        return Range(offset, special.end, special.kind, special.reason)
+        return special and special._replace(first=offset)
 
     def frames(self, topic_id: int, *, offset: int, end: int) -> list[Frame]:
         """Return verified frames in order, without a gap; the first of them holds `offset`.
@@ -75,11 +72,9 @@ class TopicFrames:
             if picture is None or not picture.start <= offset < picture.flushed:
                 raise
         for _ in range(FILE_READS_MAX):
-            try:
+            # A file that is gone was merged with others: the new picture has the merged file.
+            with contextlib.suppress(FileGone):
                 return _framed_again(runtime, offset, end)
-            except FileGone:
-                # It was merged with others meanwhile: the new picture has the merged file.
-                continue
         raise Unavailable("files are being moved, try again", topic=runtime.name, offset=offset)
 
     def _runtime(self, topic_id: int) -> TopicRuntime:
@@ -99,8 +94,7 @@ def _framed_again(runtime: TopicRuntime, first: int, end: int) -> list[Frame]:
     topic, disk = runtime.state.id, runtime.tiers.disk
     picture = disk.picture(topic)
     known, covered = _sent_runs(disk, picture, first)
-    behind = picture.gap_behind(first)
-    limit = min(picture.flushed, end, covered, covered if behind is None else behind)
+    limit = min(picture.flushed, end, covered, picture.gap_behind(first) or covered)
     runs = Runs(known)
     reframer = Reframer(runs, topic=topic, keyed=bool(runtime.state.spec.primary_key))
     frames: list[Frame] = []

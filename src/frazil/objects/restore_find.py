@@ -16,12 +16,13 @@ import attrs
 import msgspec
 
 from frazil.errors import CorruptionError
+from frazil.log import RANGE_LOST, SpecialRange
 from frazil.metadata import LeaseEpoch, Transaction, entries
 from frazil.objects import descriptor as rows
 from frazil.objects import format as fmt
 from frazil.objects.backup import listed
 from frazil.objects.descriptor import Descriptor, ObjectsState, descriptor_of
-from frazil.objects.format import Footer, Range
+from frazil.objects.format import Footer
 from frazil.objects.reader import ObjectIndex, scan_frames
 from frazil.objects.writer import read_tail
 
@@ -249,27 +250,19 @@ def _between(offsets: Sequence[int], low: int, high: int) -> bool:
 
 def _from(found: Descriptor, first: int) -> Descriptor:
     """Return the part of an object from an offset on; its first frame may begin below."""
-    if found.first == first:
-        return found
     ranges = tuple(
-        Range(max(each.first, first), each.end, each.kind, each.reason)
-        for each in found.ranges
-        if each.end > first
+        each._replace(first=max(each.first, first)) for each in found.ranges if each.end > first
     )
     return msgspec.structs.replace(found, first=first, ranges=ranges)
 
 
 def _joined(chosen: Sequence[Descriptor]) -> tuple[Descriptor, ...]:
     """Let each object begin at the end of the one before, with the hole declared as lost."""
-    found: list[Descriptor] = []
-    for each in chosen:
-        if found and found[-1].end < each.first:
-            hole = Range(found[-1].end, each.first, "lost", LOST)
-            found.append(
-                msgspec.structs.replace(each, first=hole.first, ranges=(hole, *each.ranges))
-            )
-        else:
-            found.append(each)
+    found = list(chosen[:1])
+    for each in chosen[1:]:
+        hole = SpecialRange(found[-1].end, each.first, RANGE_LOST, LOST)
+        ranges = (hole, *each.ranges) if hole.first < hole.end else each.ranges
+        found.append(msgspec.structs.replace(each, first=hole.first, ranges=ranges))
     return tuple(found)
 
 

@@ -24,7 +24,7 @@ __all__ = [
     "ObjectMeta",
     "ObjectStore",
     "RetryingStore",
-    "is_throttled",
+    "asked_pause_s",
 ]
 
 PIECE_BYTES_MAX: Final = 8 << 20
@@ -101,9 +101,10 @@ class ObjectStore(Protocol):
         """Close the connections."""
 
 
-def is_throttled(error: FrazilError) -> bool:
-    """Tell whether the store asked for a pause."""
-    return isinstance(error, Unavailable) and "retry_after_ms" in error.details
+def asked_pause_s(error: FrazilError) -> float:
+    """Return the pause that the store asked for, 0 without one."""
+    asked_ms = error.details.get("retry_after_ms")
+    return asked_ms / 1000 if isinstance(asked_ms, int | float) else 0.0
 
 
 class RetryingStore:
@@ -119,7 +120,6 @@ class RetryingStore:
     Attributes:
         calls: how many calls were made.
         retries: how many further tries.
-        gave_up: how many calls failed in spite of them.
     """
 
     def __init__(
@@ -142,7 +142,6 @@ class RetryingStore:
         """
         self.calls = 0
         self.retries = 0
-        self.gave_up = 0
         self._store = store
         self._timeout_s = RETRY_TIMEOUT_S if timeout_s is None else timeout_s
         self._clock = clock or SystemClock()
@@ -176,41 +175,33 @@ class RetryingStore:
         self._store.close()
 
     def _retried(self, call: Callable[[], _Answer], *, once: bool = False) -> _Answer:
+        """Try a call until its deadline; `_admitted` ends the tries of a closed store."""
         deadline = self._clock.monotonic() + self._timeout_s
         with self._lock:
             self.calls += 1
             self._budget = min(RETRY_BUDGET_MAX, self._budget + RETRY_RATIO)
-        tries = 0
-        unknown = False
+        tries, outcome = 0, {}
         while True:
             tries += 1
             try:
                 with self._admitted(deadline):
-                    answer = call()
+                    return call()
             except Unavailable as error:
-                unknown = unknown or error.details.get("outcome") == "unknown"
+                if error.details.get("outcome") == "unknown":
+                    # Any of the tries may have written.
+                    outcome = {"outcome": "unknown"}
                 pause_s = self._pause_after(error, tries)
                 late = self._clock.monotonic() + pause_s >= deadline
                 if once or late or not self._pay():
-                    with self._lock:
-                        self.gave_up += 1
-                    # Any of the tries may have written.
-                    outcome = {"outcome": "unknown"} if unknown else {}
                     facts = {**error.details, "tries": tries, **outcome}
                     raise Unavailable(error.message, **facts) from error
-                self._sleep(pause_s)
-                if self._closed.is_set():
-                    raise Closed("object store is closed") from error
-            else:
-                return answer
+            self._sleep(pause_s)
 
     def _pause_after(self, error: Unavailable, tries: int) -> float:
         """Return a random pause up to a length that doubles, after the pause the store asked for."""
         longest_s = min(RETRY_DELAY_MAX_S, math.ldexp(RETRY_DELAY_S, min(tries - 1, 30)))
         chance = int.from_bytes(self._clock.random_bytes(4), "little") / 2**32
-        asked = error.details.get("retry_after_ms", 0)
-        asked_s = asked / 1000 if isinstance(asked, int | float) else 0.0
-        return asked_s + longest_s * chance
+        return asked_pause_s(error) + longest_s * chance
 
     def _pay(self) -> bool:
         """Take one further try from the budget; tell whether there was one."""

@@ -12,19 +12,23 @@ Two pieces of an upload are in memory: one is sent while the next is built.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import Conflict, CorruptionError, FrazilError, NotFound, Unavailable
+from frazil.log import RANGE_GAP, SpecialRange
 from frazil.log import format as log_fmt
 from frazil.model import topic_uid
 from frazil.objects import format as fmt
 from frazil.objects.descriptor import Intent, descriptor_of
-from frazil.objects.format import Footer, IndexEntry, Range
-from frazil.objects.store import PIECE_BYTES_MAX
+from frazil.objects.format import Footer, IndexEntry
+from frazil.objects.store import PIECE_BYTES_MAX, asked_pause_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from typing_extensions import Buffer
 
     from frazil.clock import Clock
     from frazil.log import Frame
@@ -80,30 +84,31 @@ class ObjectBuilder:
         self._time_first_us = self._time_last_us = self._lsn_last = 0
         self._schemas: set[int] = set()
         self._producers: set[int] = set()
-        self._ranges: list[Range] = []
+        self._ranges: list[SpecialRange] = []
         self._entries: list[IndexEntry] = []
         self._next_entry = fmt.HEADER_BYTES
 
     def pieces(self, *, broker: bytes, epoch: int, created_us: int) -> Iterator[bytearray]:
         """Yield the object in pieces of `PIECE_BYTES_MAX`."""
         piece = bytearray(fmt.MAGIC)
-        for frames in self._read():
-            for data in self._taken(frames):
-                view = data
-                while len(piece) + len(view) > PIECE_BYTES_MAX:
-                    room = PIECE_BYTES_MAX - len(piece)
-                    piece += view[:room]
-                    view = view[room:]
-                    yield piece
-                    piece = bytearray()
-                piece += view
-        footer = fmt.encode_footer(self._footer(broker, epoch, created_us))
-        piece += footer + fmt.encode_trailer(footer, position=fmt.HEADER_BYTES + self.length)
-        while len(piece) > PIECE_BYTES_MAX:
-            yield piece[:PIECE_BYTES_MAX]
-            piece = piece[PIECE_BYTES_MAX:]
+        for data in self._parts(broker, epoch, created_us):
+            view = memoryview(data)
+            while len(piece) + len(view) > PIECE_BYTES_MAX:
+                room = PIECE_BYTES_MAX - len(piece)
+                piece += view[:room]
+                view = view[room:]
+                yield piece
+                piece = bytearray()
+            piece += view
         self.is_whole = True
         yield piece
+
+    def _parts(self, broker: bytes, epoch: int, created_us: int) -> Iterator[Buffer]:
+        """Yield the bytes of all frames, then footer and trailer."""
+        for frames in self._read():
+            yield from self._taken(frames)
+        footer = fmt.encode_footer(self._footer(broker, epoch, created_us))
+        yield footer + fmt.encode_trailer(footer, position=fmt.HEADER_BYTES + self.length)
 
     def _read(self) -> Iterator[list[Frame]]:
         """Yield verified frames, and note the gaps between them."""
@@ -120,7 +125,7 @@ class ObjectBuilder:
                     left = error.details.get("offset_first")
                     if not isinstance(left, int) or left <= self.offset:
                         raise
-                    gap = Range(self.offset, left, "gap", GONE)
+                    gap = SpecialRange(self.offset, left, RANGE_GAP, GONE)
             if gap is not None:
                 if gap.end > self._end or len(self._ranges) == RANGES_MAX:
                     return
@@ -300,16 +305,17 @@ class Uploader:
         hurry = is_waiting and isinstance(trouble.error, Unavailable)
         return now >= trouble.retry_at or (hurry and now >= trouble.failed_at + WAITING_DELAY_S)
 
+    def _failures(self, topic_id: int) -> int:
+        trouble = self.troubles.get(topic_id)
+        return 0 if trouble is None else trouble.failures
+
     def _note(self, topic_id: int, error: FrazilError) -> None:
         """Record a failure; the pause grows with each, with jitter."""
-        before = self.troubles.get(topic_id)
-        count = before.failures + 1 if before is not None else 1
+        count = self._failures(topic_id) + 1
         delay_s = min(RETRY_DELAY_MAX_S, RETRY_DELAY_S * 2 ** min(count, 10))
         chance = int.from_bytes(self._clock.random_bytes(2), "little") / 0x10000
         wait_s = delay_s * (1 + chance) / 2
-        asked_ms = error.details.get("retry_after_ms")
-        if isinstance(asked_ms, int | float):
-            wait_s = max(wait_s, asked_ms / 1000)
+        wait_s = max(wait_s, asked_pause_s(error))
         now = self._clock.monotonic()
         self.troubles[topic_id] = Trouble(error, count, now, now + wait_s)
 
@@ -336,11 +342,10 @@ class Uploader:
         intent = picture.state.intent
         if intent is None:
             return False
-        try:
+        found = None
+        # A damaged one becomes garbage with its intent: the next upload has another key.
+        with contextlib.suppress(CorruptionError):
             found = find_written(self._store, intent)
-        except CorruptionError:
-            # The next upload has another key; this one becomes garbage with its intent.
-            return False
         if found is None:
             return False
         self._on_step("found")
@@ -391,13 +396,12 @@ class Uploader:
     def _write(self, key: str, head: list[bytearray], rest: Iterator[bytearray] | None) -> None:
         """Write an object; on return it was written, or the outcome is unknown."""
         try:
-            if rest is None:
-                self._store.put(key, head[0])
-            else:
-                self._store.put_stream(key, _joined(head, rest))
-        except Conflict:
-            # The key is unique to this intent: an earlier try of this write has arrived.
-            pass
+            # A conflict: the key is unique to this intent, an earlier try of this write arrived.
+            with contextlib.suppress(Conflict):
+                if rest is None:
+                    self._store.put(key, head[0])
+                else:
+                    self._store.put_stream(key, _joined(head, rest))
         except Unavailable as error:
             if error.details.get("outcome") != "unknown":
                 raise
@@ -427,8 +431,7 @@ class Uploader:
 
         A store that answers only most requests would else never take an object of many parts.
         """
-        trouble = self.troubles.get(topic_id)
-        halved = self.object_bytes_max >> min(trouble.failures if trouble is not None else 0, 63)
+        halved = self.object_bytes_max >> min(self._failures(topic_id), 63)
         return min(self.object_bytes_max, max(halved, PIECE_BYTES_MAX // 2))
 
 

@@ -6,13 +6,14 @@ import hashlib
 
 import pyarrow as pa
 
+from frazil.log import SpecialRange
 from frazil.log import format as fmt
 from frazil.metadata import MemoryStore
 from frazil.model import TopicSpec
 from frazil.objects import format as objects_format
 from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
 from frazil.objects.descriptor import descriptor_of
-from frazil.objects.format import Footer, IndexEntry, KeyParts, Range, object_key
+from frazil.objects.format import Footer, IndexEntry, KeyParts, object_key
 from frazil.objects.reader import ObjectsSource
 from frazil.schema import LIMITS_DEFAULT
 from frazil.topic import MessageTopicCodec
@@ -101,7 +102,7 @@ def object_of(
         time_first_us=times[0] if times else 0,
         time_last_us=max(times, default=0),
         length=len(body) - start,
-        ranges=tuple(Range(a, b, kind, "why") for a, b, kind in gaps),
+        ranges=tuple(SpecialRange(a, b, kind, "why") for a, b, kind in gaps),
         index=objects_format.pack_index(entries),
     )
     encoded = objects_format.encode_footer(footer)

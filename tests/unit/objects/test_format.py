@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest
+from frazil.log import SpecialRange
 from frazil.objects import format as objects
 from frazil.objects.descriptor import Descriptor, Intent, ObjectsState, decode_row
 from tests.unit.objects.golden_objects import GOLDEN, golden_files
@@ -28,7 +29,7 @@ def test_the_pinned_objects_read_as_they_were_written():
     data = pinned("topic.frz")
     found = footer_of(data)
     assert (found.topic, found.first, found.end, found.records, found.frames) == (1, 0, 10, 7, 6)
-    assert found.ranges == (objects.Range(5, 8, "gap", "declared"),)
+    assert found.ranges == (SpecialRange(5, 8, "gap", "declared"),)
     assert sorted(found.producers.values()) == ["p1", "p2"]
     assert found.spec.name == "/default/messages"
     assert dict(records_of(data, found, 1)) == {
@@ -114,8 +115,8 @@ def test_a_footer_whose_numbers_do_not_fit_is_refused(what):
         "order": {"index": entries[1] + entries[0]},
         "cut": {"index": footer.index + b"x"},
         "index": {"index": objects.pack_index([objects.IndexEntry(0, 1 << 30, 0)])},
-        "gap": {"ranges": (objects.Range(5, 50, "gap"),)},
-        "empty gap": {"ranges": (objects.Range(5, 5, "gap"),)},
+        "gap": {"ranges": (SpecialRange(5, 50, "gap", ""),)},
+        "empty gap": {"ranges": (SpecialRange(5, 5, "gap", ""),)},
     }[what]
     data = objects.encode_footer(msgspec.structs.replace(footer, **change))
     trailer = objects.encode_trailer(data, position=position)

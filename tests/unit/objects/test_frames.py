@@ -7,10 +7,11 @@ import itertools
 import pytest
 
 from frazil.errors import CorruptionError, NotFound
+from frazil.log import SpecialRange
 from frazil.log import format as fmt
 from frazil.objects import format as objects
 from frazil.objects import frames as module
-from frazil.objects.format import HEADER_BYTES, Range
+from frazil.objects.format import HEADER_BYTES
 from frazil.objects.writer import ObjectBuilder
 from tests.crash.reference_log import walk_frames
 from tests.unit.objects.objects_world import BROKER, ObjectsWorld, footer_of
@@ -113,11 +114,11 @@ def test_gaps_are_part_of_an_object(world):
     world.log.plain(1, b"b", b"c")
     world.gap(1, 11, 20)
     _data, footer = built(world, 1)
-    ranges = [Range(0, 5, "gap", "declared"), Range(6, 9, "gap", "declared")]
+    ranges = [SpecialRange(0, 5, "gap", "declared"), SpecialRange(6, 9, "gap", "declared")]
     assert (footer.end, footer.records) == (20, 3)
-    assert footer.ranges == (*ranges, Range(11, 20, "gap", "declared"))
+    assert footer.ranges == (*ranges, SpecialRange(11, 20, "gap", "declared"))
     _data, footer = built(world, 1, 2, end=11)
-    assert (footer.end, footer.ranges) == (11, (Range(2, 5, "gap", "declared"), ranges[1]))
+    assert (footer.end, footer.ranges) == (11, (SpecialRange(2, 5, "gap", "declared"), ranges[1]))
     assert built(world, 1, end=15)[1].end == 11
 
 

@@ -74,7 +74,6 @@ def test_the_deadline_holds_for_all_tries():
         patient.get("k", start=0, length=4)
     assert clock.monotonic() - before <= 60
     assert caught.value.details["tries"] > 3
-    assert patient.gave_up == 1
 
 
 def test_a_store_that_is_down_is_not_flooded():
