@@ -23,13 +23,13 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The operating system's clock and random source."""
+    """The operating system's clock and random source.
+
+    Two methods are the C functions themselves: an append reads the clock six times.
+    """
+
+    monotonic = staticmethod(time.monotonic)
+    random_bytes = staticmethod(os.urandom)
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def random_bytes(self, size: int) -> bytes:
-        return os.urandom(size)

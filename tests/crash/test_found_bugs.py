@@ -199,7 +199,7 @@ def test_the_first_record_of_a_topic_younger_than_the_freeing_is_told():
     log.create(1, "/default/a")
     log.plain(1, b"first")
     log.plain(1, b"second")
-    position = log.journal.active.live_places[1].positions[0] << 3
+    position = log.journal.active.indexes[1].positions[0] << 3
     disk = disk.kill_clone()
     disk.corrupt(log.journal.active.path, lambda data: data.__setitem__(position + 90, 255))
     content = DrivenLog(disk).read(1)
@@ -232,7 +232,7 @@ def test_the_last_sector_in_front_hides_no_older_record(one):
         payload = b"%d" % number * 150
         log.plain(2, payload)
         written[2].append(payload)
-    position = log.journal.active.live_places[2].positions[-1] << 3
+    position = log.journal.active.indexes[2].positions[-1] << 3
     last = (position + 2 * SECTOR_BYTES) // SECTOR_BYTES * SECTOR_BYTES
     # Fill up to the sector that will move, so that the newest records lie in it with whole frames.
     while log.journal.active.body_end < last:

@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from frazil.errors import CorruptionError, FrazilError
-from frazil.log import LENGTH_UNKNOWN, Group, Journal, Places, Scanner, Survey, opening
+from frazil.log import LENGTH_UNKNOWN, FrameIndex, Group, Journal, Scanner, Survey, opening
 from frazil.log import format as fmt
 from tests.crash.checker import Violation
 from tests.crash.damage import (
@@ -139,9 +139,9 @@ def zero_frame_accepted(monkeypatch):
 
     def skip_fault(self):
         head = self._file.read_at(self._position, fmt.FRAME_HEAD_BYTES)
-        places = self.result.places
-        if len(head) == fmt.FRAME_HEAD_BYTES and not any(head) and places:
-            topic, last = next(iter(places.items()))
+        indexes = self.result.indexes
+        if len(head) == fmt.FRAME_HEAD_BYTES and not any(head) and indexes:
+            topic, last = next(iter(indexes.items()))
             zero = fmt.read_head(head, 0)
             lsn = self.result.lsn + 1
             taken = zero._replace(
@@ -234,14 +234,14 @@ def start_of_before_the_freeing(monkeypatch):
 
 
 def end_of_cut_frames_is_kept(monkeypatch):
-    honest = Places.cut
+    honest = FrameIndex.cut
 
     def cut(self, position, holes):
         end = self.end
         honest(self, position, holes)
         self.end = end
 
-    monkeypatch.setattr(Places, "cut", cut)
+    monkeypatch.setattr(FrameIndex, "cut", cut)
 
 
 PLANTS = (

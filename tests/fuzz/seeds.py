@@ -12,7 +12,14 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from frazil.log import STATE_FREED, STATE_HOLD, STATE_PRODUCER, Places, encode_checkpoint, footer_of
+from frazil.log import (
+    STATE_FREED,
+    STATE_HOLD,
+    STATE_PRODUCER,
+    FrameIndex,
+    encode_checkpoint,
+    footer_of,
+)
 from frazil.log import format as fmt
 from frazil.model import TopicSpec
 from frazil.schema import Message, join_packed, pack_messages
@@ -30,10 +37,10 @@ def _control(kind, payload, topic=1):
 
 def seeds():
     """Return {target: [seed]}."""
-    places = Places()
-    places.append(0, 128, 96, 5, 2)
+    index = FrameIndex()
+    index.append(0, 128, 96, 5, 2)
     _blobs, footer = footer_of(
-        {1: places},
+        {1: index},
         segment=1,
         generation=1,
         body_end=128,

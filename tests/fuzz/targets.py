@@ -23,7 +23,7 @@ from frazil.log import (
     batches_of,
     decode_checkpoint,
     decode_footer,
-    decode_places,
+    decode_index,
     decode_sections,
     read_footer,
 )
@@ -174,7 +174,7 @@ def _tables(data):
             blob = data[:64]
             if entry.frames < 1 << 20:
                 with suppress(FrazilError):
-                    decode_places(blob, entry)
+                    decode_index(blob, entry)
 
 
 def _controls(data):

@@ -15,14 +15,14 @@ from frazil.log import (
     Batch,
     ChainedHistory,
     CursorState,
+    FrameIndex,
     JournalState,
     Piece,
-    Places,
     Sent,
     SpecialRange,
     decode_checkpoint,
     decode_footer,
-    decode_places,
+    decode_index,
     decode_sections,
     encode_checkpoint,
     encode_sections,
@@ -164,7 +164,7 @@ def test_segment_headers_round_trip_and_notice_a_flipped_bit(header, bit):
         fmt.decode_segment_header(flipped(data, bit))
 
 
-class PlacesModel:
+class FrameIndexModel:
     """Frames as a list of tuples."""
 
     def __init__(self):
@@ -193,40 +193,40 @@ def frame_lists(draw):
     return found
 
 
-def places_of(found):
-    places, model = Places(), PlacesModel()
+def indexed(found):
+    index, model = FrameIndex(), FrameIndexModel()
     for frame in found:
-        places.append(*frame)
+        index.append(*frame)
         model.frames.append(frame)
-    return places, model
+    return index, model
 
 
-def facts(places):
-    n = places.count
+def facts(index):
+    n = index.count
     return (
-        list(places.offsets[:n]),
-        list(places.positions[:n]),
-        list(places.lengths[:n]),
-        list(places.times[:n]),
-        places.end,
-        places.records,
-        places.bytes,
-        places.time_max,
+        list(index.offsets[:n]),
+        list(index.positions[:n]),
+        list(index.lengths[:n]),
+        list(index.times[:n]),
+        index.end,
+        index.records,
+        index.bytes,
+        index.time_max,
     )
 
 
 @given(frame_lists(), st.integers(-1, 80), st.integers(-1, 100))
 def test_places_find_like_a_list(found, offset, time_us):
     """Looking up an offset or a time equals a search through a list."""
-    places, model = places_of(found)
-    assert places.find(offset) == model.find(offset) or not found
-    assert places.find_time(time_us) == model.find_time(time_us)
+    index, model = indexed(found)
+    assert index.find(offset) == model.find(offset) or not found
+    assert index.find_time(time_us) == model.find_time(time_us)
 
 
 @given(frame_lists(), st.data())
 def test_places_cut_like_a_list(found, data):
     """Cutting at a frame leaves what a list of the frames before it would be."""
-    places, _model = places_of(found)
+    index, _model = indexed(found)
     positions = [frame[1] for frame in found]
     position = data.draw(st.sampled_from([*positions, 0, 1 << 20]))
     holes = {
@@ -234,22 +234,22 @@ def test_places_cut_like_a_list(found, data):
         for before, frame in pairwise(found)
         if frame[0] != before[0] + before[4] and frame[1] >= position
     }
-    places.cut(position, holes)
-    kept, _model = places_of([frame for frame in found if frame[1] < position])
-    left, right = facts(places), facts(kept)
+    index.cut(position, holes)
+    kept, _model = indexed([frame for frame in found if frame[1] < position])
+    left, right = facts(index), facts(kept)
     if kept.count:
         assert left == right
     else:
-        assert places.count == 0
+        assert index.count == 0
         assert (left[:4], left[5:]) == (right[:4], right[5:])
 
 
 @given(st.dictionaries(st.integers(1, 5), frame_lists(), max_size=4), U64, st.data())
 def test_footers_and_indexes_round_trip(topics, lsn, data):
-    """The footer gives back each topic's facts and places; a flipped bit in an index is noticed."""
-    places = {topic: places_of(found)[0] for topic, found in topics.items()}
+    """The footer gives back each topic's facts and index; a flipped bit in an index is noticed."""
+    indexes = {topic: indexed(found)[0] for topic, found in topics.items()}
     blobs, encoded = footer_of(
-        places,
+        indexes,
         segment=3,
         generation=4,
         body_end=4096,
@@ -265,10 +265,10 @@ def test_footers_and_indexes_round_trip(topics, lsn, data):
     for entry in footer.topics:
         start = entry.index_position - footer.body_end
         blob = blobs[start : start + entry.index_length]
-        assert facts(decode_places(blob, entry)) == facts(places[entry.topic])
+        assert facts(decode_index(blob, entry)) == facts(indexes[entry.topic])
         bit = data.draw(st.integers(0, len(blob) * 8 - 1))
         with pytest.raises(CorruptionError):
-            decode_places(flipped(blob, bit), entry)
+            decode_index(flipped(blob, bit), entry)
     trailer = fmt.encode_trailer(encoded, index_position=4096)
     position, length, crc = fmt.decode_trailer(trailer)
     assert (position, length) == (4096, len(encoded))

@@ -279,12 +279,12 @@ def _lost_in_sealed(facts: JournalFacts, footer: Footer, scan: Scan) -> list[Los
     survey = facts.survey
     assert survey is not None
     for entry in footer.topics:
-        places = scan.places.get(entry.topic)
+        index = scan.indexes.get(entry.topic)
         holes = [(first, end) for topic, first, end, _at in scan.breaks if topic == entry.topic]
-        if places is None or not places.count:
+        if index is None or not index.count:
             holes = [(entry.first, entry.end)]
         else:
-            holes += [(entry.first, places.first), (places.end, entry.end)]
+            holes += [(entry.first, index.first), (index.end, entry.end)]
         state = survey.state.topics.get(entry.topic)
         for first, end in sorted(holes):
             known = [] if state is None else [special[:2] for special in state.ranges]

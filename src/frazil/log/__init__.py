@@ -52,7 +52,7 @@ from frazil.log.history import (
     Piece,
     Pin,
 )
-from frazil.log.index import Footer, Places, TopicEntry, decode_footer, decode_places, footer_of
+from frazil.log.index import Footer, FrameIndex, TopicEntry, decode_footer, decode_index, footer_of
 from frazil.log.journal import Journal
 from frazil.log.log import InlineQueue, Log
 from frazil.log.opening import initial_frames
@@ -123,6 +123,7 @@ __all__ = [
     "Footer",
     "Found",
     "Frame",
+    "FrameIndex",
     "Group",
     "HistorySource",
     "InlineQueue",
@@ -135,7 +136,6 @@ __all__ = [
     "Pending",
     "Piece",
     "Pin",
-    "Places",
     "PlainCodec",
     "Policy",
     "Producer",
@@ -161,7 +161,7 @@ __all__ = [
     "create_segment",
     "decode_checkpoint",
     "decode_footer",
-    "decode_places",
+    "decode_index",
     "decode_sections",
     "delayed",
     "deliver",

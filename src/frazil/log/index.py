@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INDEX_COMPRESS_BYTES_MIN: Final = 1024
 
 
-class Places:
+class FrameIndex:
     """The frames of one topic in one segment, 24 bytes each, in offset order.
 
     The writer appends while readers look: an entry is complete before `count` grows.
@@ -152,7 +152,7 @@ class Footer(msgspec.Struct, array_like=True, frozen=True):
 
 
 def footer_of(
-    places: dict[int, Places],
+    indexes: dict[int, FrameIndex],
     *,
     segment: int,
     generation: int,
@@ -166,7 +166,7 @@ def footer_of(
     blobs: list[bytes] = []
     entries: list[TopicEntry] = []
     position = body_end
-    for topic, found in sorted(places.items()):
+    for topic, found in sorted(indexes.items()):
         if not found.count:
             continue
         blob = found.to_bytes()
@@ -208,8 +208,8 @@ def decode_footer(data: bytes) -> Footer:
         raise CorruptionError("segment footer cannot be decoded", error=error) from error
 
 
-def decode_places(blob: bytes, entry: TopicEntry) -> Places:
-    """Rebuild a topic's places from its index blob.
+def decode_index(blob: bytes, entry: TopicEntry) -> FrameIndex:
+    """Rebuild a topic's index from its index blob.
 
     Raises:
         CorruptionError: if the blob is damaged.
@@ -225,15 +225,15 @@ def decode_places(blob: bytes, entry: TopicEntry) -> Places:
             raise CorruptionError("segment index does not unpack", topic=entry.topic) from error
     if len(data) != size:
         raise CorruptionError("segment index has the wrong size", topic=entry.topic)
-    places = Places()
+    index = FrameIndex()
     n = entry.frames
-    places.offsets.frombytes(data[: 8 * n])
-    places.times.frombytes(data[8 * n : 16 * n])
-    places.positions.frombytes(data[16 * n : 20 * n])
-    places.lengths.frombytes(data[20 * n :])
-    places.count = n
-    places.end = entry.end
-    places.records = entry.records
-    places.bytes = entry.bytes
-    places.time_max = entry.time_max
-    return places
+    index.offsets.frombytes(data[: 8 * n])
+    index.times.frombytes(data[8 * n : 16 * n])
+    index.positions.frombytes(data[16 * n : 20 * n])
+    index.lengths.frombytes(data[20 * n :])
+    index.count = n
+    index.end = entry.end
+    index.records = entry.records
+    index.bytes = entry.bytes
+    index.time_max = entry.time_max
+    return index

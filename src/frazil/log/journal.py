@@ -22,7 +22,7 @@ from frazil.log import format as fmt
 from frazil.log.checkpoint import encode_checkpoint
 from frazil.log.codec import Control, settle_tracked
 from frazil.log.group import Group
-from frazil.log.index import Places
+from frazil.log.index import FrameIndex
 from frazil.log.opening import Opened, initial_frames, open_journal, refresh_topics
 from frazil.log.retention import ClockWatch
 from frazil.log.segment import (
@@ -193,7 +193,7 @@ class Journal:
         self.fence: Callable[[], bool] | None = None
         for topic in self.state.topics.values():
             topic.durable = topic.next
-            topic.places = self.active.live_places.get(topic.id)
+            topic.index = self.active.indexes.get(topic.id)
 
     @classmethod
     def open(
@@ -391,13 +391,13 @@ class Journal:
                 state.apply(head, payload)
                 if head.topic in state.topics:
                     self._dirty[head.topic] = state.topics[head.topic]
-        places_of = self.active.live_places
+        indexes = self.active.indexes
         for topic, offset, position, length, count in group.data:
-            places = topic.places
-            if places is None:
-                places = topic.places = places_of.get(topic.id) or Places()
-                places_of[topic.id] = places
-            places.append(offset, position, length, time_us, count)
+            index = topic.index
+            if index is None:
+                index = topic.index = indexes.get(topic.id) or FrameIndex()
+                indexes[topic.id] = index
+            index.append(offset, position, length, time_us, count)
             topic.next = offset + count
             topic.bytes_local += length
             self._dirty[topic.id] = topic
@@ -496,7 +496,7 @@ class Journal:
             else:
                 due.append(left)
         age_s = (self.clock.now_us() - self.active.created_us) / 1e6
-        if self._frames > 2 and self.active.live_places:
+        if self._frames > 2 and self.active.indexes:
             if age_s >= SEGMENT_AGE_MAX_S:
                 try:
                     self.rotate()
@@ -578,7 +578,7 @@ class Journal:
         self.active = fresh
         self.marked_lsn = lsn
         for topic in self.state.topics.values():
-            topic.places = None
+            topic.index = None
         self.segments = (*self.segments, fresh)
 
     def _forget(self, now_us: int) -> None:
@@ -607,7 +607,7 @@ class Journal:
             return False
         segment, frames = self.to_seal.pop(0)
         if segment.sealed_us:
-            # Sealed already: its places are in the footer, and a second one would lack them.
+            # Sealed already: its indexes are in the footer, and a second one would lack them.
             return True
         file = self._file_system.open(segment.path, "write")
         try:
@@ -616,7 +616,7 @@ class Journal:
             file.close()
         self._files.drop(segment.path)
         segment.use_footer(footer)
-        segment.forget_places()
+        segment.forget_indexes()
         return True
 
     def free(self, segment_first: int) -> Control:

@@ -17,7 +17,7 @@ from frazil.errors import CorruptionError
 from frazil.fs import File, read_fully, write_fully
 from frazil.log import format as fmt
 from frazil.log.checkpoint import encode_checkpoint
-from frazil.log.index import Places
+from frazil.log.index import FrameIndex
 from frazil.log.recovery import Found, RecoveryReport, Survey
 from frazil.log.segment import Segment, create_segment, segment_name
 from frazil.log.state import RANGE_GAP, JournalState, SpecialRange
@@ -378,7 +378,7 @@ class _Opening:
         for topic, special in [*survey.report.lost, *gaps]:
             rest.gap(topic, special)
         survey.report.frames_rewritten = rest.copied
-        scan.cut_places(cut)
+        scan.cut_indexes(cut)
         last.segment.body_end = cut
         last.segment.lsn_last = lsn
         opened = self._born(
@@ -421,7 +421,7 @@ class _Opening:
         lsn_end = lsn if rest is None else rest.lsn
         checkpoint = encode_checkpoint(state, lsn=lsn)
         if rest is not None:
-            rest.place(fmt.SEGMENT_HEADER_BYTES + _frame_size(len(checkpoint)))
+            rest.index_frames(fmt.SEGMENT_HEADER_BYTES + _frame_size(len(checkpoint)))
         buffers = initial_frames(
             header, checkpoint, lsn=lsn, time_us=header.created_us, rest=frames, lsn_end=lsn_end
         )
@@ -432,7 +432,7 @@ class _Opening:
         active.body_end = position
         active.lsn_last = lsn_end
         if rest is not None:
-            active.use_places(rest.places)
+            active.indexes = rest.indexes
         segments = [*segments, active]
         refresh_topics(state.topics.values(), segments, freed=False)
         return Opened(
@@ -484,7 +484,7 @@ class _Rewriter:
         self._state = state
         self._data: list[tuple[fmt.FrameHead, int, int]] = []
         self.frames: list[Buffer] = []
-        self.places: dict[int, Places] = {}
+        self.indexes: dict[int, FrameIndex] = {}
         self.size = 0
         self.lsn = lsn
         self.synced = lsn
@@ -559,8 +559,8 @@ class _Rewriter:
         self.count += 1
         self.size += size
 
-    def place(self, position: int) -> None:
+    def index_frames(self, position: int) -> None:
         """Say where the frames will lie in the new segment."""
         for head, at, size in self._data:
-            places = self.places.setdefault(head.topic, Places())
-            places.append(head.offset, position + at, size, head.time, head.records)
+            index = self.indexes.setdefault(head.topic, FrameIndex())
+            index.append(head.offset, position + at, size, head.time, head.records)

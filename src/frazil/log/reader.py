@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from frazil.log.index import Places
+    from frazil.log.index import FrameIndex
     from frazil.log.journal import Journal
     from frazil.log.segment import Segment
     from frazil.log.state import SpecialRange, TopicState
@@ -141,10 +141,10 @@ class LogSource:
             summary = segment.summary(topic)
             if summary is None or summary[4] < time_us:
                 continue
-            places = self._places(segment, topic)
-            number = places.find_time(time_us)
-            if number < places.count and places.offsets[number] < visible:
-                return max(places.offsets[number], state.start)
+            index = self._index(segment, topic)
+            number = index.find_time(time_us)
+            if number < index.count and index.offsets[number] < visible:
+                return max(index.offsets[number], state.start)
         return None
 
     def pin(self, topic: int, *, offset: int) -> LogPin:
@@ -173,13 +173,13 @@ class LogSource:
             raise NotFound("no such topic in this journal", topic=topic)
         return state
 
-    def _places(self, segment: Segment, topic: int) -> Places:
+    def _index(self, segment: Segment, topic: int) -> FrameIndex:
         try:
-            places = segment.places(topic)
+            index = segment.index(topic)
         except OSError as error:
             raise _unreadable(segment, self._topic(topic), error) from error
-        assert places is not None
-        return places
+        assert index is not None
+        return index
 
     def frames(self, topic: int, *, offset: int, end: int, bytes_max: int) -> list[Frame]:
         """Return verified frames below `end`, the first of which holds `offset`.
@@ -195,18 +195,18 @@ class LogSource:
             summary = segment.summary(state.id)
             if summary is None or summary[1] <= offset:
                 continue
-            places = self._places(segment, state.id)
-            first = places.find(offset)
-            if _frame_end(places, first) <= offset:
+            index = self._index(segment, state.id)
+            first = index.find(offset)
+            if _frame_end(index, first) <= offset:
                 first += 1
-            if places.offsets[first] > offset:
-                raise _not_here(state, offset, offset_next=places.offsets[first])
-            stop = _stop(places, first, end, bytes_max, state.ranges)
-            return self._load(segment, places, first, stop, state)
+            if index.offsets[first] > offset:
+                raise _not_here(state, offset, offset_next=index.offsets[first])
+            stop = _stop(index, first, end, bytes_max, state.ranges)
+            return self._load(segment, index, first, stop, state)
         raise _not_here(state, offset, offset_next=end)
 
     def _load(
-        self, segment: Segment, places: Places, first: int, stop: int, state: TopicState
+        self, segment: Segment, index: FrameIndex, first: int, stop: int, state: TopicState
     ) -> list[Frame]:
         """Read frames `[first, stop)`, neighbours with one call, and verify each."""
         try:
@@ -216,21 +216,21 @@ class LogSource:
         frames: list[Frame] = []
         number = first
         while number < stop:
-            start = places.positions[number] << 3
-            end = start + places.lengths[number]
+            start = index.positions[number] << 3
+            end = start + index.lengths[number]
             last = number + 1
             while last < stop:
-                position = places.positions[last] << 3
+                position = index.positions[last] << 3
                 if position - end > HOLE_BYTES_MAX:
                     break
-                end = position + places.lengths[last]
+                end = position + index.lengths[last]
                 last += 1
             try:
                 data = read_fully(file, start, end - start)
             except OSError as error:
                 raise Unavailable("segment cannot be read", path=segment.path) from error
             self.bytes_read += len(data)
-            found = _Found(data, start, places, segment, state)
+            found = _Found(data, start, index, segment, state)
             try:
                 frames.extend(found.all_verified(number, last))
             except CorruptionError:
@@ -275,17 +275,17 @@ class _Found(NamedTuple):
 
     data: bytes
     start: int
-    places: Places
+    frame_index: FrameIndex
     segment: Segment
     state: TopicState
 
     def all_verified(self, first: int, last: int) -> Iterator[Frame]:
         """Yield frames `[first, last)`; the checks of `verified`, without its words for a fault."""
-        data, start, places = self.data, self.start, self.places
+        data, start, index = self.data, self.start, self.frame_index
         view = memoryview(data)
         topic, salt, generation = self.state.id, self.segment.salt, self.segment.generation
         unpack, crc32, new_tuple = fmt.FRAME_HEAD.unpack_from, zlib.crc32, tuple.__new__
-        positions, offsets = places.positions, places.offsets
+        positions, offsets = index.positions, index.offsets
         limit = len(data) - fmt.FRAME_HEAD_BYTES
         for number in range(first, last):
             at = (positions[number] << 3) - start
@@ -310,17 +310,17 @@ class _Found(NamedTuple):
             yield new_tuple(Frame, (new_tuple(fmt.FrameHead, fields), data, payload))
 
     def verified(self, number: int) -> Frame:
-        """Return frame `number` of the places, checked against all that is known of it."""
-        data, places, segment = self.data, self.places, self.segment
-        at = (places.positions[number] << 3) - self.start
+        """Return frame `number` of the index, checked against all that is known of it."""
+        data, index, segment = self.data, self.frame_index, self.segment
+        at = (index.positions[number] << 3) - self.start
         fault = "segment is cut short"
-        if at + places.lengths[number] <= len(data):
+        if at + index.lengths[number] <= len(data):
             head = fmt.read_head(data, at)
             fault = fmt.frame_fault(memoryview(data), at, head)
             if not fault and (
                 head.kind > fmt.KIND_ROWS
                 or head.topic != self.state.id
-                or head.offset != places.offsets[number]
+                or head.offset != index.offsets[number]
                 or head.salt != segment.salt
                 or head.generation != segment.generation
             ):
@@ -330,35 +330,35 @@ class _Found(NamedTuple):
         raise CorruptionError(
             "stored records are damaged, run `frazil doctor`; reading may go on at offset_next",
             topic=self.state.spec.name,
-            offset_first=places.offsets[number],
-            offset_next=_frame_end(places, number),
+            offset_first=index.offsets[number],
+            offset_next=_frame_end(index, number),
             reason=fault,
             segment=segment.id,
-            position=places.positions[number] << 3,
+            position=index.positions[number] << 3,
         )
 
 
-def _frame_end(places: Places, number: int) -> int:
+def _frame_end(index: FrameIndex, number: int) -> int:
     """Return the offset behind a frame; a gap behind it counts as its own, which is harmless."""
-    if number + 1 < places.count:
-        return places.offsets[number + 1]
-    return places.end
+    if number + 1 < index.count:
+        return index.offsets[number + 1]
+    return index.end
 
 
 def _stop(
-    places: Places, first: int, visible: int, bytes_max: int, ranges: list[SpecialRange]
+    index: FrameIndex, first: int, visible: int, bytes_max: int, ranges: list[SpecialRange]
 ) -> int:
     """Return the number behind the last frame of a piece: within bytes, visible, before a gap."""
     limit = visible
-    offset = places.offsets[first]
+    offset = index.offsets[first]
     for special in ranges:
         if special.first > offset:
             limit = min(limit, special.first)
             break
-    size = places.lengths[first]
+    size = index.lengths[first]
     stop = first + 1
-    count = places.count
-    offsets, lengths = places.offsets, places.lengths
+    count = index.count
+    offsets, lengths = index.offsets, index.lengths
     while stop < count and offsets[stop] < limit:
         size += lengths[stop]
         if size > bytes_max:

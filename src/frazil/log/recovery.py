@@ -312,15 +312,15 @@ class Survey:
                 # Behind any other segment a checkpoint tells the head of every topic.
                 later = {
                     topic
-                    for topic, places in scan.places.items()
-                    if places.count and places.positions[-1] << 3 >= fault.end
+                    for topic, index in scan.indexes.items()
+                    if index.count and index.positions[-1] << 3 >= fault.end
                 }
                 self._unknown.append((unread * RECORDS_PER_BYTE_MAX, later))
         self._told += scan.misplaced
 
     def _use_scan(self, found: Found, scan: Scan, *, end: int) -> None:
         segment = found.segment
-        segment.use_places(scan.places)
+        segment.indexes = scan.indexes
         segment.body_end = end
         segment.lsn_last = scan.lsn
 
@@ -374,7 +374,7 @@ class Survey:
         assert scan is not None
         state = self.state
         kinds = {(control.head.kind, control.head.topic) for control in scan.controls}
-        for topic_id in scan.places:
+        for topic_id in scan.indexes:
             if topic_id not in state.topics and (fmt.KIND_TOPIC, topic_id) not in kinds:
                 self._placeholder(topic_id)
         for _position, head, payload in scan.controls:
@@ -389,12 +389,12 @@ class Survey:
                 self.report.warnings.append(f"batch {head.lsn} is passed over: {error}")
         for _position, head, data in scan.runs:
             state.apply_runs(head, fmt.decode_runs(memoryview(data), head.runs))
-        for topic_id, places in scan.places.items():
+        for topic_id, index in scan.indexes.items():
             # Where all frames of a topic were cut off, `end` is the offset of the first of them.
-            if places.count:
+            if index.count:
                 # A damaged definition of the topic may have been passed over.
                 topic = state.topics.get(topic_id) or self._placeholder(topic_id)
-                topic.next = max(topic.next, places.end)
+                topic.next = max(topic.next, index.end)
         state.lsn = max(state.lsn, scan.lsn)
         state.time_us = max(state.time_us, scan.time_us)
 

@@ -1,4 +1,4 @@
-"""Producer runs of a stretch of the log: read from the frames themselves, through their places."""
+"""Producer runs of a stretch of the log: read from the frames themselves, through its index."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from frazil.log import format as fmt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from frazil.log.index import Places
+    from frazil.log.index import FrameIndex
     from frazil.log.segment import Segment
 
 __all__ = ["logged_runs"]
@@ -34,30 +34,30 @@ def logged_runs(
         summary = segment.summary(topic)
         if summary is None or summary[1] <= first or summary[0] >= end:
             continue
-        places = segment.places(topic)
-        if places is None:
+        index = segment.index(topic)
+        if index is None:
             continue
         file = segment.file()
-        number = places.find(first)
-        while number < places.count and places.offsets[number] < end:
-            stop, start, size = _stretch(places, number, end)
+        number = index.find(first)
+        while number < index.count and index.offsets[number] < end:
+            stop, start, size = _stretch(index, number, end)
             data = memoryview(read_fully(file, start, size))
             for each in range(number, stop):
-                at = (places.positions[each] << 3) - start
+                at = (index.positions[each] << 3) - start
                 for offset, run in _frame_runs(data, at, topic):
                     if first <= offset < end:
                         yield offset, run
             number = stop
 
 
-def _stretch(places: Places, number: int, end: int) -> tuple[int, int, int]:
+def _stretch(index: FrameIndex, number: int, end: int) -> tuple[int, int, int]:
     """Return the number behind the frames to read at once, and where and how long they are."""
-    start = places.positions[number] << 3
-    finish = start + places.lengths[number]
+    start = index.positions[number] << 3
+    finish = start + index.lengths[number]
     stop = number + 1
-    while stop < places.count and places.offsets[stop] < end:
-        position = places.positions[stop] << 3
-        following = position + places.lengths[stop]
+    while stop < index.count and index.offsets[stop] < end:
+        position = index.positions[stop] << 3
+        following = position + index.lengths[stop]
         if position - finish > HOLE_BYTES_MAX or following - start > STRETCH_BYTES:
             break
         finish = following

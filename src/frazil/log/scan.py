@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.fs import read_fully
 from frazil.log import format as fmt
-from frazil.log.index import Places
+from frazil.log.index import FrameIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,7 +55,7 @@ class Scan:
     """What one pass over a segment found."""
 
     def __init__(self, *, lsn: int) -> None:
-        self.places: dict[int, Places] = {}
+        self.indexes: dict[int, FrameIndex] = {}
         self.controls: list[Control] = []
         self.faults: list[Fault] = []
         self.misplaced: list[fmt.FrameHead] = []
@@ -95,7 +95,7 @@ class Scan:
 
     def cut(self, position: int, *, lsn: int) -> None:
         """Forget every frame at and behind `position`."""
-        self.cut_places(position)
+        self.cut_indexes(position)
         self.breaks = [item for item in self.breaks if item[3] < position]
         self.controls = [item for item in self.controls if item.position < position]
         self.runs = [item for item in self.runs if item[0] < position]
@@ -107,11 +107,11 @@ class Scan:
         self.lsn = lsn
         self.closed = False
 
-    def cut_places(self, position: int) -> None:
+    def cut_indexes(self, position: int) -> None:
         """Forget where the frames at and behind `position` are."""
-        for topic, places in self.places.items():
+        for topic, index in self.indexes.items():
             behind = (item for item in self.breaks if item[0] == topic and item[3] >= position)
-            places.cut(position, {found: end for _, end, found, _ in behind})
+            index.cut(position, {found: end for _, end, found, _ in behind})
 
 
 class Scanner:
@@ -164,7 +164,7 @@ class Scanner:
         self._pending = {}
         used, want = self._walk(window)
         for topic, rows in self._pending.items():
-            self._place(topic, rows)
+            self._extend_index(topic, rows)
         if used < 0:
             self._position -= used + 1
             self._skip_fault()
@@ -263,16 +263,16 @@ class Scanner:
         runs = window[at + 16 : at + 80 + head.runs * fmt.RUN.size]
         self.result.runs.append((self._position + at, head, runs))
 
-    def _place(self, topic: int, rows: list[int]) -> None:
-        """Put a topic's frames of one window into its places, and note where offsets break."""
+    def _extend_index(self, topic: int, rows: list[int]) -> None:
+        """Put a topic's frames of one window into its index, and note where offsets break."""
         result = self.result
         offsets, positions, lengths, times, records = (rows[column::5] for column in range(5))
-        places = result.places.get(topic)
-        if places is None:
-            places = result.places[topic] = Places()
+        index = result.indexes.get(topic)
+        if index is None:
+            index = result.indexes[topic] = FrameIndex()
             expected = offsets[0]
         else:
-            expected = places.end
+            expected = index.end
         ends = [expected, *map(add, offsets, records)]
         if any(map(ne, ends, offsets)):
             result.breaks += [
@@ -280,8 +280,8 @@ class Scanner:
                 for end, offset, position in zip(ends, offsets, positions, strict=False)
                 if end != offset
             ]
-        places.extend(offsets, positions, lengths, times, records)
-        result.time_us = max(result.time_us, places.time_max)
+        index.extend(offsets, positions, lengths, times, records)
+        result.time_us = max(result.time_us, index.time_max)
         result.frames += len(offsets)
         result.closed = result.closed and result.end_closed > positions[-1]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from frazil.errors import CorruptionError
 from frazil.fs import read_fully, write_fully
 from frazil.log import format as fmt
-from frazil.log.index import Footer, Places, TopicEntry, decode_footer, decode_places, footer_of
+from frazil.log.index import Footer, FrameIndex, TopicEntry, decode_footer, decode_index, footer_of
 from frazil.log.scan import Scanner
 
 if TYPE_CHECKING:
@@ -46,19 +46,19 @@ def segment_number(name: str) -> int | None:
 class Segment:
     """One segment as readers see it: which topics it holds and where their frames are.
 
-    `body_end` is the end of its valid frames. The active segment's places grow under the readers;
+    `body_end` is the end of its valid frames. The active segment's indexes grow under the readers;
     those of a sealed one are loaded from its footer when first needed.
     """
 
     __slots__ = (
         "_entries",
         "_files",
-        "_places",
         "base_lsn",
         "body_end",
         "created_us",
         "generation",
         "id",
+        "indexes",
         "lsn_last",
         "path",
         "salt",
@@ -76,25 +76,17 @@ class Segment:
         self.lsn_last = header.previous_lsn
         self.sealed_us = 0
         self._files = files
-        self._places: dict[int, Places] = {}
+        self.indexes: dict[int, FrameIndex] = {}
+        """By topic: found by a scan, kept by the writer, or loaded from the footer."""
         self._entries: dict[int, TopicEntry] = {}
 
     @property
     def topics(self) -> set[int]:
         """Return the ids of the topics that have frames here."""
-        return {t for t, p in list(self._places.items()) if p.count} | set(self._entries)
-
-    @property
-    def live_places(self) -> dict[int, Places]:
-        """Return the places by topic of a segment that is not known by its footer."""
-        return self._places
-
-    def use_places(self, places: dict[int, Places]) -> None:
-        """Take places found by a scan or kept by the writer."""
-        self._places = places
+        return {t for t, p in list(self.indexes.items()) if p.count} | set(self._entries)
 
     def use_footer(self, footer: Footer) -> None:
-        """Know this segment by its footer; places are loaded on demand."""
+        """Know this segment by its footer; indexes are loaded on demand."""
         self.body_end = footer.body_end
         self.lsn_last = footer.lsn_last
         self.sealed_us = footer.time_us
@@ -102,32 +94,32 @@ class Segment:
 
     def summary(self, topic: int) -> tuple[int, int, int, int, int] | None:
         """Return first and end offset, bytes, first and last time of a topic here."""
-        places = self._places.get(topic)
-        if places is not None and places.count:
-            return places.first, places.end, places.bytes, places.times[0], places.time_max
+        index = self.indexes.get(topic)
+        if index is not None and index.count:
+            return index.first, index.end, index.bytes, index.times[0], index.time_max
         entry = self._entries.get(topic)
         if entry is None:
             return None
         return entry.first, entry.end, entry.bytes, entry.time_min, entry.time_max
 
-    def places(self, topic: int) -> Places | None:
+    def index(self, topic: int) -> FrameIndex | None:
         """Return where a topic's frames are; reads the footer's index the first time."""
-        places = self._places.get(topic)
-        if places is not None:
-            return places
+        index = self.indexes.get(topic)
+        if index is not None:
+            return index
         entry = self._entries.get(topic)
         if entry is None:
             return None
         file = self.file()
         blob = read_fully(file, entry.index_position, entry.index_length)
         try:
-            places = decode_places(blob, entry)
+            index = decode_index(blob, entry)
         except CorruptionError as error:
-            places = self._places_by_scan(entry, error)
-        self._places = {**self._places, topic: places}
-        return places
+            index = self._index_by_scan(entry, error)
+        self.indexes = {**self.indexes, topic: index}
+        return index
 
-    def _places_by_scan(self, entry: TopicEntry, error: CorruptionError) -> Places:
+    def _index_by_scan(self, entry: TopicEntry, error: CorruptionError) -> FrameIndex:
         """Find a topic's frames again whose index is damaged: the frames themselves are there."""
         scan = Scanner(
             self.file(),
@@ -137,9 +129,9 @@ class Segment:
             end=self.body_end,
             lsn=self.base_lsn,
         ).run()
-        places = scan.places.get(entry.topic)
-        if places is not None and (places.count, places.end) == (entry.frames, entry.end):
-            return places
+        index = scan.indexes.get(entry.topic)
+        if index is not None and (index.count, index.end) == (entry.frames, entry.end):
+            return index
         raise CorruptionError(
             "index and frames of a segment are damaged, run `frazil doctor`; "
             "reading may go on at offset_next",
@@ -150,10 +142,10 @@ class Segment:
             reason=error.message,
         ) from error
 
-    def forget_places(self) -> None:
-        """Give the memory of places back that the footer can give again."""
+    def forget_indexes(self) -> None:
+        """Give the memory of indexes back that the footer can give again."""
         if self._entries:
-            self._places = {}
+            self.indexes = {}
 
     def file(self) -> File:
         """Return an open file to read from."""
@@ -260,7 +252,7 @@ def seal(file: File, segment: Segment, *, frames: int, time_us: int) -> Footer:
     """Cut the file at the segment's valid end, write its footer and make both durable."""
     digest = body_hash(file, segment.body_end)
     blobs, footer = footer_of(
-        segment.live_places,
+        segment.indexes,
         segment=segment.id,
         generation=segment.generation,
         body_end=segment.body_end,

@@ -114,9 +114,9 @@ class TopicState:
         "followers",
         "holds",
         "id",
+        "index",
         "memory",
         "next",
-        "places",
         "producers",
         "ranges",
         "schema_version",
@@ -142,7 +142,7 @@ class TopicState:
         self.ranges: list[SpecialRange] = []
         self.producers: dict[str, Producer] = {}
         self.bytes_local = 0
-        self.places: Any = None
+        self.index: Any = None
         self.codec: Any = None
         self.memory: Tail | None = None
         """Where written records go besides the file, if the memory tier is on."""

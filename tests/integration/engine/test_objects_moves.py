@@ -305,9 +305,9 @@ def test_damage_in_the_log_is_passed_over_where_files_have_the_records(tmp_path)
         topic.runtime.tiers.flush()
         rows = rows_of(topic)
         segment = topic.runtime.log.journal.segments[0]
-        places = segment.places(topic.runtime.state.id)
+        index = segment.index(topic.runtime.state.id)
         for number in (0, 11, 12, 29):
-            at = (places.positions[number] << 3) + 90
+            at = (index.positions[number] << 3) + 90
             with open(segment.path, "r+b") as file:
                 file.seek(at)
                 byte = file.read(1)

@@ -236,7 +236,7 @@ def test_a_run_that_is_larger_than_one_write_becomes_several(tmp_path):
         answers = await wire.ask(SEND, requests)
         assert {code for code, _, _ in answers} == {Code.OK}
         assert wire.payloads("a") == payloads
-        return max(wire.db.topic("a").runtime.state.places.lengths)
+        return max(wire.db.topic("a").runtime.state.index.lengths)
 
     settings = {
         "log.write_bytes_max": write_bytes_max,

@@ -196,11 +196,11 @@ def test_a_marker_behind_lost_frames_tells_the_sequence():
     log.journal.write_marker()
     log.plain(1, b"unproven")
     after = disk.kill_clone()
-    places = log.journal.active.live_places[1]
-    start = places.positions[0] << 3
+    index = log.journal.active.indexes[1]
+    start = index.positions[0] << 3
 
     def spoil(data):
-        data[start : start + places.lengths[0]] = bytes(places.lengths[0])
+        data[start : start + index.lengths[0]] = bytes(index.lengths[0])
 
     after.corrupt(log.journal.active.path, spoil)
     again = DrivenLog(after)

@@ -196,7 +196,7 @@ def test_a_last_segment_cut_inside_its_checkpoint_is_survived(disk, size):
 
 
 def three_topics(disk):
-    """A killed journal with a record of each of three topics; return its path and their places."""
+    """A killed journal with a record of each of three topics; return its path and their positions."""
     log = DrivenLog(disk)
     for topic in (1, 2, 3):
         log.create(topic, f"/default/{topic}")
@@ -204,8 +204,8 @@ def three_topics(disk):
     for topic in (1, 2, 3):
         log.plain(topic, b"of topic %d" % topic)
     active = log.journal.active
-    places = [active.live_places[topic] for topic in (1, 2, 3)]
-    return active.path, [(p.positions[0] << 3, p.lengths[0]) for p in places]
+    indexes = [active.indexes[topic] for topic in (1, 2, 3)]
+    return active.path, [(p.positions[0] << 3, p.lengths[0]) for p in indexes]
 
 
 def test_a_frame_in_the_place_of_another_does_not_hide_it(disk):
@@ -252,9 +252,9 @@ def test_the_last_frame_inside_another_is_told_as_lost(disk):
     for _each in range(3):
         log.plain(1, b"between")
     log.plain(3, b"last")
-    places = log.journal.active.live_places
-    target = (places[2].positions[0] << 3) + 800
-    source, size = places[3].positions[0] << 3, places[3].lengths[0]
+    indexes = log.journal.active.indexes
+    target = (indexes[2].positions[0] << 3) + 800
+    source, size = indexes[3].positions[0] << 3, indexes[3].lengths[0]
     after = disk.kill_clone()
 
     def move(data):

@@ -11,7 +11,7 @@ import pytest
 from frazil.errors import CorruptionError, InvalidRequest, NotFound
 from frazil.log import format as fmt
 from frazil.log.history import Batch, ChainedHistory
-from frazil.log.index import TopicEntry, decode_footer, decode_places
+from frazil.log.index import TopicEntry, decode_footer, decode_index
 from frazil.log.scan import Scanner
 from frazil.log.segment import (
     OpenFiles,
@@ -120,7 +120,7 @@ def test_a_frame_from_the_end_does_not_hide_what_it_lies_before(disk):
     frames = data_frames(8)
     found = scan(disk, frames[7] + b"".join(frames[1:7]) + bytes(4096))
     assert list(found.lsns) == [2, 3, 4, 5, 6, 7]
-    assert list(found.places[1].offsets) == [1, 2, 3, 4, 5, 6]
+    assert list(found.indexes[1].offsets) == [1, 2, 3, 4, 5, 6]
     assert [(f.reason, f.lsn_after) for f in found.faults] == [
         ("frame is out of order", 2),
         ("zeroes", 0),
@@ -153,7 +153,7 @@ def test_a_copy_of_the_log_in_a_record_is_no_frame(disk):
     outer = frame(fmt.KIND_ROWS, inner, topic=1, offset=6, count=1, lsn=7, synced=6)
     found = scan(disk, frames[8] + b"".join([*frames[:6], outer, frames[7]]))
     assert list(found.lsns) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert found.places[1].count == 8
+    assert found.indexes[1].count == 8
 
 
 def test_a_frame_does_not_lie_where_others_have_no_room(disk):
@@ -235,7 +235,7 @@ def test_an_index_of_the_wrong_size_is_corruption():
     for blob in (b"\x01" + bytes(23), b"\x02junk"):
         entry = TopicEntry(1, 0, 1, 1, 1, 1, 0, 0, 0, len(blob), zlib.crc32(blob))
         with pytest.raises(CorruptionError):
-            decode_places(blob, entry)
+            decode_index(blob, entry)
     with pytest.raises(CorruptionError):
         decode_footer(b"\xc1")
 
