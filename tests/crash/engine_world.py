@@ -410,6 +410,13 @@ class World:
         self.clock.advance(self.random.choice([0.03, 1.5]))
         self.engine.log.journal.tick()
 
+    def reopen(self):
+        """Close cleanly, open again and check."""
+        self._note("reopen")
+        self.close()
+        self.open()
+        self.check()
+
     def sync(self):
         """Let readers see everything, as an idle journal does in time."""
         self.engine.log.journal.write_marker()

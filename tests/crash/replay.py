@@ -1,10 +1,9 @@
-"""Repeat one seed of the simulated crashes and show what happens: `--seed N [--engine] [--trace]`."""
+"""Repeat one seed of the simulated crashes and show what happens: `--seed N [--trace]`."""
 
 from __future__ import annotations
 
 import argparse
 
-from tests.crash.engine_simulation import EngineSimulation
 from tests.crash.simulation import Simulation
 from tests.crash.workload import Waiter, Work
 from tests.support import SimulatedCrash
@@ -70,14 +69,8 @@ def main():
     """Run it; a broken promise ends with its traceback."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--engine", action="store_true", help="the suite with metadata")
     parser.add_argument("--trace", action="store_true")
     arguments = parser.parse_args()
-    if arguments.engine:
-        engine = EngineSimulation(arguments.seed)
-        engine.run()
-        print(f"seed {arguments.seed}: {engine.recoveries} recoveries, {engine.rewound} rewound")
-        return
     kind = TracedSimulation if arguments.trace else Simulation
     simulation = kind(arguments.seed)
     try:

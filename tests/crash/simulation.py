@@ -203,7 +203,6 @@ def run_seeds(seeds):
     return None
 
 
-def replay_command(seed, *, engine=False):
+def replay_command(seed):
     """Return the command that repeats a seed with its traceback."""
-    flags = " --engine" * engine
-    return f"PYTHONPATH=src .venv/bin/python -m tests.crash.replay --seed {seed}{flags}"
+    return f"PYTHONPATH=src .venv/bin/python -m tests.crash.replay --seed {seed}"

@@ -1,7 +1,7 @@
 """The whole engine on a simulated disk, with metadata that is old, missing or damaged after crashes.
 
-`FRAZIL_CRASH_SEEDS` (of the log's own suite) divided by 20 is the number of seeds here, at least
-1,000. One seed again: `python -m tests.crash.test_engine_metadata --seed N`.
+`FRAZIL_CRASH_SEEDS` (of the log's own suite) divided by 10 is the number of seeds here, at least
+2,000. One seed again: `python -m tests.crash.test_engine_metadata --seed N`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.crash.engine_world import ROOT, World, many_lives
 from tests.support import SimulatedCrash
 
 DATABASE = f"{ROOT}/meta.db"
-SEEDS = max(1_000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 20)
-SLICES = 8
+SEEDS = max(2_000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 10)
+SLICES = 16
 COPIES_MAX = 12
 PRODUCERS = ("p", "q")
 
@@ -158,7 +158,7 @@ _VERBS = (
     *("rotate",) * 3,
     *("seal",) * 3,
     *("alter",) * 2,
-    *("append_arrow", "free", "tick", "delete"),
+    *("append_arrow", "free", "tick", "reopen", "delete"),
 )
 
 

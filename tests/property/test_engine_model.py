@@ -157,9 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self):
-        self.world.close()
-        self.world.open()
-        self.world.check()
+        self.world.reopen()
 
     @rule()
     def kill(self):
