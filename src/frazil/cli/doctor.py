@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from frazil.cli.output import print_json, print_table
 from frazil.cli.session import Session, session_of
 from frazil.clock import SystemClock
 from frazil.engine import Report, examine, examine_store, oldest_kept_by
@@ -68,7 +67,6 @@ def _kept(facts: JournalFacts | None) -> list[dict[str, Any]]:
 
 
 def _values(report: Report) -> dict[str, Any]:
-    facts = report.journal
     return {
         "path": report.path,
         "health": report.health,
@@ -77,19 +75,21 @@ def _values(report: Report) -> dict[str, Any]:
         "lost": [lost._asdict() for lost in report.lost],
         "quarantined": report.quarantined,
         "files": report.files,
-        "journal": None
-        if facts is None
-        else {
-            "journal_id": facts.journal_id,
-            "lsn": facts.lsn,
-            "segments": len(facts.segments),
-            "bytes": sum(segment["bytes"] for segment in facts.segments),
-            "bytes_torn": facts.bytes_torn,
-            "oldest_kept_by": _kept(facts),
-            "format_versions": sorted({each["format_version"] for each in facts.segments}),
-            "error": facts.error or None,
-        },
+        "journal": report.journal and _journal_values(report.journal),
         "metadata": report.metadata,
+    }
+
+
+def _journal_values(facts: JournalFacts) -> dict[str, Any]:
+    return {
+        "journal_id": facts.journal_id,
+        "lsn": facts.lsn,
+        "segments": len(facts.segments),
+        "bytes": sum(segment["bytes"] for segment in facts.segments),
+        "bytes_torn": facts.bytes_torn,
+        "oldest_kept_by": _kept(facts),
+        "format_versions": sorted({each["format_version"] for each in facts.segments}),
+        "error": facts.error or None,
     }
 
 
@@ -100,23 +100,25 @@ def _try_store(session: Session, settings: ObjectsSettings) -> None:
     """
     steps = list(examine_store(settings, clock=SystemClock()))
     error = steps[-1].error
-    ok = error is None
-    if session.as_json:
-        shown = [
+    found = {
+        "store": settings.store,
+        "root": settings.root,
+        "ok": error is None,
+        "steps": [
             {
                 "name": step.name,
                 "ok": step.error is None,
-                "error": None if step.error is None else str(step.error),
+                "error": step.error and str(step.error),
                 "setting": step.setting or None,
                 "advice": step.advice or None,
             }
             for step in steps
-        ]
-        print_json({"store": settings.store, "root": settings.root, "ok": ok, "steps": shown})
-    else:
-        rows = [(step.name, str(step.error or "ok"), step.advice) for step in steps]
-        print_table(("step", "result", "what to do"), rows)
+        ],
+    }
+    rows = [(step.name, str(step.error or "ok"), step.advice) for step in steps]
+    session.table(found, ("step", "result", "what to do"), rows)
+    if not session.as_json:
         store = f"{settings.store} {settings.root}".strip()
-        typer.echo(f"{store}: {'ok' if ok else 'cannot be used'}")
+        typer.echo(f"{store}: {'cannot be used' if error else 'ok'}")
     if error is not None:
         raise typer.Exit(codes_of(error).exit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import pyarrow as pa
 import typer
 
-from frazil.cli.output import note, plain_row, print_json, print_table
+from frazil.cli.output import note, plain_row
 from frazil.cli.session import session_of
 from frazil.engine import PartitionedTopic
 from frazil.errors import InvalidRequest
@@ -35,15 +35,13 @@ def get(
     with session.engine() as engine:
         schema = engine.topic(topic).schema
         rows = [row and plain_row(row, schema) for row in _rows(engine, topic, keys)]
-    absent = [key for key, row in zip(keys, rows, strict=True) if row is None]
-    found = [row for row in rows if row is not None]
-    if session.as_json:
-        print_json(rows)
-    elif found:
-        print_table(list(found[0]), [list(row.values()) for row in found])
-    for key in absent:
-        note(f"no row has the key {key}")
-    if absent:
+    found = [list(row.values()) for row in rows if row]
+    if found or session.as_json:
+        session.table(rows, schema.names, found)
+    for key, row in zip(keys, rows, strict=True):
+        if row is None:
+            note(f"no row has the key {key}")
+    if None in rows:
         raise typer.Exit(EXIT_ABSENT)
 
 

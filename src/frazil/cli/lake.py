@@ -53,10 +53,9 @@ def status(context: typer.Context) -> None:
     Works while an engine runs, which reports about once a second.
     """
     session = session_of(context)
-    running = RunningEngine(RealFileSystem(), session.paths().run, clock=SystemClock())
-    if running.is_there():
-        found = running.sample()
-        _show(session, found.stats.get("lake") or {}, who=f"engine of pid {found.pid}")
+    running = RunningEngine(RealFileSystem(), session.paths().run, clock=SystemClock()).find()
+    if running is not None:
+        _show(session, running.stats["lake"], who=f"engine of pid {running.pid}")
         return
     with session.engine() as engine:
         _show(session, _at_rest(engine.lake.status()), who="no engine runs here")
@@ -64,12 +63,11 @@ def status(context: typer.Context) -> None:
 
 def _at_rest(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return a status whose `starting` is `at rest`: no engine runs, so nothing starts."""
-    topics = {
-        name: each | {"state": RESTING, "why": RESTING_WHY if each["lag_records"] else ""}
-        if each["state"] == "starting"
-        else dict(each)
-        for name, each in found["topics"].items()
-    }
+    topics = dict(found["topics"])
+    for name, each in topics.items():
+        if each["state"] == "starting":
+            why = RESTING_WHY if each["lag_records"] else ""
+            topics[name] = {**each, "state": RESTING, "why": why}
     state = RESTING if found["state"] == "starting" else found["state"]
     return {**found, "state": state, "topics": topics}
 
@@ -78,26 +76,22 @@ def _show(session: Session, found: Mapping[str, Any], *, who: str) -> None:
     if session.as_json:
         print_json(found)
         return
-    topics = found.get("topics") or {}
+    topics = found["topics"]
     if not topics:
         typer.echo("no topic has a lake; frazil topic alter NAME --lake gives it one")
         return
     worker, catalog = found["worker"], found["catalog"]
-    typer.echo(
-        f"lake: {found['state']} ({who}); worker {worker['state']}"
-        + (f", pid {worker['pid']}" if worker["pid"] else "")
-        + f"; catalog {catalog['uri'] or 'not running'}"
-    )
+    pid = f", pid {worker['pid']}" if worker["pid"] else ""
+    uri = catalog["uri"] or "not running"
+    typer.echo(f"lake: {found['state']} ({who}); worker {worker['state']}{pid}; catalog {uri}")
     names = ("topic", "state", "committed", "behind", "bytes", "for", "last commit", "files", "why")
     print_table(names, [_row(name, each) for name, each in sorted(topics.items())])
 
 
 def _row(name: str, each: Mapping[str, Any]) -> tuple[object, ...]:
-    committed = each["committed"]
-    parts = committed if isinstance(committed, dict) else None
-    shown = (
-        f"{committed:,}" if parts is None else ", ".join(f"{p}: {n:,}" for p, n in parts.items())
-    )
+    shown = f"{each['committed']:,}"
+    if isinstance(each["committed"], dict):
+        shown = ", ".join([f"{part}: {end:,}" for part, end in each["committed"].items()])
     seconds, last = each["lag_seconds"], each["last_commit_us"]
     return (
         name,

@@ -111,12 +111,13 @@ def _frames(facts: JournalFacts, segment: int | None, topic: str | None) -> Iter
     ids = {topic_id for topic_id, info in facts.topics.items() if info["name"] == topic}
     if topic is not None and not ids:
         raise NotFound("the log knows no such topic", topic=topic)
-    for each in facts.survey.found if facts.survey is not None else ():
-        if segment is not None and each.segment.id != segment:
-            continue
-        for frame in frames_of(each):
-            if topic is None or (frame.head is not None and frame.head.topic in ids):
-                yield frame
+    if facts.survey is None:
+        return
+    for each in facts.survey.found:
+        if segment in {None, each.segment.id}:
+            for frame in frames_of(each):
+                if topic is None or getattr(frame.head, "topic", None) in ids:
+                    yield frame
 
 
 def _frame_values(facts: JournalFacts, frame: FrameFacts) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def _frame_values(facts: JournalFacts, frame: FrameFacts) -> dict[str, Any]:
         "kind": frame.fault if head is None else fmt.KIND_NAMES.get(head.kind, str(head.kind)),
     }
     for name in HEAD_FIELDS:
-        values[name] = None if head is None else getattr(head, name)
+        values[name] = getattr(head, name, None)
     if head is not None:
         values["time"] = stamp(head.time)
         values["topic"] = facts.topics.get(head.topic, {}).get("name", head.topic or None)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import functools
 import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -48,6 +50,7 @@ __all__ = [
 
 WIDTH_WITHOUT_TERMINAL = 4000
 WRITE_BYTES = 1 << 16
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def write_out(data: str | bytes) -> None:
@@ -72,57 +75,59 @@ def size_text(count: float) -> str:
 def stamp(us: int) -> str:
     """Return microseconds since 1970 as ISO 8601 in UTC; far-off numbers stay numbers."""
     try:
-        return _iso(dt.datetime.fromtimestamp(us / 1e6, dt.UTC))
+        return str(plain(dt.datetime.fromtimestamp(us / 1e6, dt.UTC)))
     except (OverflowError, ValueError, OSError):
         return str(us)
 
 
-def _iso(moment: dt.datetime) -> str:
-    return moment.isoformat().replace("+00:00", "Z")
-
-
+@functools.singledispatch
 def plain(value: object) -> object:
     """Return a value as one that JSON has, by the rules of this module."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return _plain_bytes(bytes(value))
-    if isinstance(value, dt.datetime):
-        return _iso(value)
-    if isinstance(value, (dt.date, dt.time)):
-        return value.isoformat()
-    if isinstance(value, pa.MonthDayNano):
-        return _span(value)
-    if isinstance(value, Mapping):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
     return str(value)
 
 
-def _span(interval: pa.MonthDayNano) -> str:
-    """Return an interval as ISO 8601, each unit with its own sign: P1Y2M3DT4.5S."""
-    years, months = divmod(abs(interval.months), 12)
-    sign = "-" if interval.months < 0 else ""
-    text = f"{sign}{years}Y" if years else ""
-    text += f"{sign}{months}M" if months else ""
-    text += f"{interval.days}D" if interval.days else ""
-    if interval.nanoseconds:
-        whole, part = divmod(abs(interval.nanoseconds), 1_000_000_000)
-        seconds = f"{whole}.{part:09}".rstrip("0").removesuffix(".")
-        text += f"T{'-' if interval.nanoseconds < 0 else ''}{seconds}S"
-    return f"P{text or 'T0S'}"
+@plain.register
+def _(value: int | str | None) -> object:
+    return value
 
 
-def _plain_bytes(data: bytes) -> object:
+@plain.register
+def _(value: float) -> object:
+    return value if math.isfinite(value) else _NOT_FINITE[str(value)]
+
+
+@plain.register
+def _(value: bytes | bytearray | memoryview) -> object:
+    data = bytes(value)
     try:
         return data.decode()
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(data).decode()}
+
+
+@plain.register
+def _(value: dt.date | dt.time) -> object:
+    return value.isoformat().replace("+00:00", "Z")
+
+
+@plain.register
+def _(value: Mapping) -> object:  # type: ignore[type-arg] # singledispatch takes bare classes only
+    return {str(plain(key)): plain(item) for key, item in value.items()}
+
+
+@plain.register
+def _(value: list | tuple | set | frozenset) -> object:  # type: ignore[type-arg] # as above
+    return [plain(item) for item in value]
+
+
+@plain.register(pa.MonthDayNano)
+def _(value: Any) -> object:
+    """Return an interval as ISO 8601, each unit with its own sign: P1Y2M-3DT4.5S."""
+    years = int(value.months / 12)
+    seconds = Decimal(value.nanoseconds).scaleb(-9).normalize()
+    counts = ((years, "Y"), (value.months - 12 * years, "M"), (value.days, "D"))
+    text = "".join([f"{count}{unit}" for count, unit in counts if count])
+    return f"P{text}T{seconds:f}S" if seconds or not text else f"P{text}"
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
@@ -140,30 +145,13 @@ def _plain_column(column: pa.Array, field: pa.Field) -> list[object]:
         # Python's datetime has no nanoseconds; Arrow's own text keeps them.
         texts = pc.cast(column, pa.string()).to_pylist()
         return [None if text is None else text.replace(" ", "T") for text in texts]
-    values = column.to_pylist()
-    if pt.is_integer(data_type) or pt.is_string(data_type) or pt.is_boolean(data_type):
-        return values  # type: ignore[no-any-return] # pyarrow has no types
-    return [_typed(value, data_type) for value in values]
+    values: list[object] = column.to_pylist(maps_as_pydicts="lossy")
+    return [plain(value) for value in values]
 
 
 def plain_row(row: Mapping[str, object], schema: pa.Schema) -> dict[str, object]:
     """Return a row of Python's values, under the columns of a schema, as values that JSON has."""
-    return {name: _typed(value, schema.field(name).type) for name, value in row.items()}
-
-
-def _typed(value: Any, data_type: pa.DataType) -> object:
-    """Return a value as one that JSON has; its type tells maps from lists of pairs."""
-    if value is None or not pt.is_nested(data_type):
-        return plain(value)
-    if pt.is_map(data_type):
-        return {
-            str(plain(key)): _typed(item, data_type.item_type) for key, item in dict(value).items()
-        }
-    if pt.is_struct(data_type):
-        return {field.name: _typed(value.get(field.name), field.type) for field in data_type}
-    if hasattr(data_type, "value_type"):
-        return [_typed(item, data_type.value_type) for item in value]
-    return plain(value)
+    return plain_rows(pa.RecordBatch.from_pylist([dict(row)], schema))[0]
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:

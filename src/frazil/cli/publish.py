@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os.path
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, NamedTuple
@@ -47,6 +48,10 @@ SUFFIXES: Final[dict[str, Format]] = {
     ".log": "lines",
 }
 BATCH_MAX: Final = 100_000
+_MISFITS: Final = {
+    ("table", "lines"): "a table topic takes rows, not lines",
+    ("message", "csv"): "a message topic takes lines or NDJSON, not CSV",
+}
 
 
 def publish(
@@ -87,8 +92,7 @@ def publish(
     """
     session = session_of(context)
     full_topic_name(topic)
-    if reject_file is not None and on_error is None:
-        on_error = "reject-file"
+    on_error = on_error or ("reject-file" if reject_file is not None else "stop")
     if (on_error == "reject-file") != (reject_file is not None):
         raise InvalidRequest("--on-error reject-file and --reject-file PATH belong together")
     wanted = Wanted(file_format, key_column, envelope)
@@ -96,9 +100,7 @@ def publish(
         _reject_writer(reject_file) as reject,
         session.engine(create=True, lake=True) as engine,
     ):
-        publisher = Publisher(
-            engine, topic, on_error or "stop", batch, ack, producer, on_reject=reject
-        )
+        publisher = Publisher(engine, topic, on_error, batch, ack, producer, on_reject=reject)
         is_whole = False
         try:
             for file in files or ["-"]:
@@ -122,25 +124,27 @@ class Wanted(NamedTuple):
     key_column: str | None = None
     envelope: bool = False
 
+    @property
+    def is_message(self) -> bool:
+        """Tell whether an option is given that is for messages in NDJSON."""
+        return self.envelope or self.key_column is not None
+
 
 def text_format(wanted: Wanted, name: Format, kind: str, bytes_max: int) -> TextFormat:
     """Return the reader of a text format for a kind of topic."""
-    is_message = wanted.envelope or wanted.key_column is not None
-    if is_message and (kind == "table" or name != "ndjson"):
+    if wanted.is_message and (kind == "table" or name != "ndjson"):
         raise InvalidRequest(
             "--envelope and --key-column are for NDJSON into a message topic", format=name
         )
-    if kind == "table" and name == "lines":
-        raise InvalidRequest("a table topic takes rows, not lines", format=name)
-    if kind == "message" and name == "csv":
-        raise InvalidRequest("a message topic takes lines or NDJSON, not CSV", format=name)
+    if (kind, name) in _MISFITS:
+        raise InvalidRequest(_MISFITS[kind, name], format=name)
     if wanted.envelope:
         return TextFormat(parse_envelope)
     if name == "lines":
         return TextFormat(bytes, skips_blank=False)
     if name == "csv":
         return CsvRows(bytes_max=bytes_max)
-    if is_message or kind == "message":
+    if wanted.is_message or kind == "message":
         return TextFormat(partial(parse_message, key_column=wanted.key_column))
     return JsonRows(parse_json_row)
 
@@ -149,14 +153,11 @@ def format_of(wanted: Wanted, *, file: str, kind: str, first: bytes) -> Format:
     """Return the format of a file: the one asked for, by suffix, by topic, or by its first bytes."""
     if wanted.name != "auto":
         return wanted.name
-    suffix = file[file.rfind(".") :].lower() if "." in file else ""
+    suffix = os.path.splitext(file)[1].lower()
     if suffix in SUFFIXES:
         return SUFFIXES[suffix]
-    if wanted.envelope or wanted.key_column is not None:
-        return "ndjson"
-    if kind:
-        return "lines" if kind == "message" else "ndjson"
-    return "ndjson" if first.lstrip()[:1] == b"{" else "lines"
+    kind = kind or ("table" if first.lstrip()[:1] == b"{" else "message")
+    return "ndjson" if wanted.is_message or kind == "table" else "lines"
 
 
 def _publish_file(publisher: Publisher, file: str, wanted: Wanted) -> None:
@@ -235,13 +236,13 @@ def _report(publisher: Publisher, session: Session, *, is_whole: bool) -> None:
         "offset_first": publisher.offset_first,
         "offset_last": publisher.offset_last,
         "errors": [
-            {"file": each.file, "line": each.number, "reason": each.reason}
-            for each in publisher.rejects
+            {"file": file, "line": number, "reason": reason}
+            for file, number, reason, _original in publisher.rejects
         ],
         "stopped": not is_whole,
     }
-    for each in publisher.rejects:
-        note(f"rejected: {each.file}:{each.number}: {each.reason}")
+    for file, number, reason, _original in publisher.rejects:
+        note(f"rejected: {file}:{number}: {reason}")
     if publisher.rejected > len(publisher.rejects):
         note(f"rejected: {publisher.rejected - len(publisher.rejects)} more")
     text = f"{publisher.accepted} accepted, {publisher.rejected} rejected"

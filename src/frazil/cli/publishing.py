@@ -98,9 +98,11 @@ class Publisher:
         assert self.topic is not None
         return self.topic.parts[0] if isinstance(self.topic, PartitionedTopic) else self.topic
 
-    def _create(self, columns: pa.Schema | None) -> None:
-        self._use(self.engine.create_topic(self.name, columns, exist_ok=True))
+    def _create(self, columns: pa.Schema | None) -> Topic | PartitionedTopic:
+        topic = self.engine.create_topic(self.name, columns, exist_ok=True)
+        self._use(topic)
         self.created = True
+        return topic
 
     def rows(self, file: str, lines: Iterator[Line], text_format: TextFormat) -> None:
         """Publish the records of a text file.
@@ -121,12 +123,12 @@ class Publisher:
     def _flush(self, file: str, lines: list[Line], text_format: TextFormat) -> None:
         faults = [Reject(file, line.number, line.error, line.raw) for line in lines if line.error]
         whole = [line for line in lines if not line.error]
-        if self.topic is None and whole and not (faults and self.on_error == "stop"):
-            self._create(_schema_of(whole, text_format, IngestLimits()))
-        topic = self.topic
-        if topic is None or not whole:
+        if self.topic is None and (not whole or self.on_error == "stop"):
+            # The columns of a new topic come from whole records, or from all records.
             self._reject_all(faults)
-            return
+            if not whole:
+                return
+        topic = self.topic or self._create(_schema_of(whole, text_format, IngestLimits()))
         rows: list[Reject] = []
         records = []
         for line in whole:
@@ -153,15 +155,13 @@ class Publisher:
         """
         row = 1
         for batch in batches:
-            if self.topic is None:
-                self._create(declare_schema(batch.schema, limits=IngestLimits()))
-            assert self.topic is not None
+            topic = self.topic or self._create(declare_schema(batch.schema, limits=IngestLimits()))
             self._publish(
                 [Reject(file, row + number, "", None) for number in range(batch.num_rows)],
                 [],
                 pick=batch.take,
                 check=self._any_part().to_batches,
-                append=self.topic.append_arrow,
+                append=topic.append_arrow,
                 batch=batch,
             )
             row += batch.num_rows
@@ -177,31 +177,26 @@ class Publisher:
         batch: pa.RecordBatch | None = None,
     ) -> None:
         """Publish a batch; if it is refused as a whole, check its records one by one."""
-        good = list(range(len(rows)))
+        everything = list(range(len(rows)))
         cause: InvalidRequest | None = None
         if not faults:
             try:
-                self._append(pick(good), check, append)
+                self._append(pick(everything), check, append)
             except InvalidRequest as error:
                 cause = error
             else:
                 return
-        for number, row in enumerate(rows):
+        bad = {}
+        for number in everything:
             try:
                 check(pick([number]))
             except InvalidRequest as error:
-                if batch is not None and "row" not in error.details:
-                    # It is about the columns, and so about all rows.
-                    raise
-                details = {k: v for k, v in error.details.items() if k not in ("record", "row")}
-                original = row.original if batch is None else plain_rows(batch.slice(number, 1))[0]
-                reason = str(InvalidRequest(error.message, **details))
-                faults.append(row._replace(reason=reason, original=original))
-                good.remove(number)
+                bad[number] = _reject_of(rows[number], error, batch, number)
+        faults += bad.values()
         if cause is not None and not faults:
             raise cause
         self._reject_all(faults)
-        self._append(pick(good), check, append)
+        self._append(pick([number for number in everything if number not in bad]), check, append)
 
     def _append(
         self,
@@ -237,6 +232,20 @@ class Publisher:
             if self.on_error == "stop":
                 raise Stopped(reject)
             self.on_reject(reject)
+
+
+def _reject_of(
+    row: Reject, error: InvalidRequest, batch: pa.RecordBatch | None, number: int
+) -> Reject:
+    """Return a refused record with the reason; `number` is its row in an Arrow batch."""
+    original = row.original
+    if batch is not None:
+        if "row" not in error.details:
+            # It is about the columns, and so about all rows.
+            raise error
+        original = plain_rows(batch.slice(number, 1))[0]
+    details = {key: value for key, value in error.details.items() if key not in ("record", "row")}
+    return row._replace(reason=str(InvalidRequest(error.message, **details)), original=original)
 
 
 def _schema_of(

@@ -39,7 +39,23 @@ Token = Annotated[
 TIMEOUT_S: Final = 60.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 _ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - recognised, not listened on
-_CLASSES: Final = {cls.code: cls for cls in CODES}
+_CLASSES: Final = {cls.code: cls for cls in CODES} | {
+    Closed.code: Unavailable,
+    FrazilError.code: Unavailable,
+}
+
+
+class _Error(msgspec.Struct):
+    code: str = ""
+    message: str = "the broker gave no answer"
+    details: dict[str, Any] = {}
+
+
+class _Answer(msgspec.Struct):
+    """An answer of the broker: a result, or an error and no result."""
+
+    result: Any = None
+    error: _Error | None = None
 
 
 def perform(session: Session, call: Call, token: str | None) -> Any:
@@ -67,23 +83,18 @@ def _call_broker(broker: Announced, call: Call, token: str | None) -> Any:
     """
     parts = urlsplit(broker.http_url)
     has_tls = parts.scheme == "https"
-    host = _ANY.get(parts.hostname or "", parts.hostname or "")
+    host = str(parts.hostname)
+    host = _ANY.get(host, host)
     fields = {"Content-Type": "application/json"}
     if token:
-        if not token.isascii() or not token.isprintable():
-            raise InvalidRequest("the token has characters that no token has")
-        if not has_tls and not is_loopback(host):
-            raise InvalidRequest(
-                "the broker has no TLS, and others could read the token on its way",
-                url=broker.http_url,
-            )
+        _check_token(token, broker, is_private=has_tls or is_loopback(host))
         fields["Authorization"] = f"Bearer {token}"
+    connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
     try:
-        connection = (
-            http.client.HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=_trust(broker))
-            if has_tls
-            else http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
-        )
+        if has_tls:
+            connection = http.client.HTTPSConnection(
+                host, parts.port, timeout=TIMEOUT_S, context=_trust(broker)
+            )
         with contextlib.closing(connection):
             connection.request("POST", "/admin/subscriptions", encode_call(call), fields)
             reply = connection.getresponse()
@@ -98,6 +109,16 @@ def _call_broker(broker: Announced, call: Call, token: str | None) -> Any:
         ) from error
 
 
+def _check_token(token: str, broker: Announced, *, is_private: bool) -> None:
+    if not token.isascii() or not token.isprintable():
+        raise InvalidRequest("the token has characters that no token has")
+    if not is_private:
+        raise InvalidRequest(
+            "the broker has no TLS, and others could read the token on its way",
+            url=broker.http_url,
+        )
+
+
 def _trust(broker: Announced) -> ssl.SSLContext:
     # The certificate itself is trusted, whatever its issuer and name: the broker that has this
     # directory open named the file.
@@ -110,21 +131,15 @@ def _trust(broker: Announced) -> ssl.SSLContext:
 
 def _answer(status: int, data: bytes) -> Any:
     try:
-        answer = msgspec.json.decode(data, type=dict[str, Any])
+        answer = msgspec.json.decode(data, type=_Answer)
     except msgspec.MsgspecError:
-        text = data.decode(errors="replace").strip()[:200]
-        answer = {"error": {"code": "", "message": text, "details": {}}}
-    if status == 200 and "result" in answer:
-        return answer["result"]
-    error = answer.get("error") or {}
-    message = str(error.get("message") or "the broker gave no answer")
+        answer = _Answer(error=_Error(message=data.decode(errors="replace").strip()[:200]))
+    error = answer.error
+    if error is None:
+        return answer.result
     if status == 401:
         raise InvalidRequest(
-            "the broker needs credentials, give --token or FRAZIL_TOKEN", answer=message
+            "the broker needs credentials, give --token or FRAZIL_TOKEN", answer=error.message
         )
-    cls = _CLASSES.get(error.get("code", ""), InvalidRequest)
-    if not error.get("code") and status >= 500:
-        cls = Unavailable
-    if cls is Closed or cls is FrazilError:
-        cls = Unavailable
-    raise cls(message, **{str(key): value for key, value in error.get("details", {}).items()})
+    unknown = Unavailable if status >= 500 else InvalidRequest
+    raise _CLASSES.get(error.code, unknown)(error.message, **error.details)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from frazil.engine import Engine
+    from frazil.lake import Lake
     from frazil.serve.broker import Broker
 
 __all__ = ["greeting", "lake_news", "serve"]
@@ -190,22 +191,21 @@ def lake_news(engine: Engine, said: set[str]) -> list[str]:
     """Return what is new about tables: Spark's start, and each table's first rows."""
     lake = engine.lake
     topics = [each for each in list(lake.topics.values()) if not each.keyed]
-    found = []
-    if topics:
-        why = f"starting ({lake.worker.why})" if lake.worker.why else "starting"
-        ready = lake.worker.state == "ready"
-        line = (
-            f"lake: running, Iceberg catalog at {lake.catalog.uri()}" if ready else f"lake: {why}"
-        )
-        found = [line] if line not in said else []
-        said.add(line)
+    lines = {_state(lake): _state(lake)} if topics else {}
     for topic in topics:
         rows = topic.counts["rows"]
-        if rows and topic.name not in said and len(said) < TABLES_SHOWN_MAX:
-            said.add(topic.name)
-            count = "row" if rows == 1 else f"{rows:,} rows"
-            found.append(f"lake: {topic.name} has its first {count} in {topic.table}")
-    return found
+        count = "row" if rows == 1 else f"{rows:,} rows"
+        if rows and len(said) < TABLES_SHOWN_MAX:
+            lines[topic.name] = f"{topic.name} has its first {count} in {topic.table}"
+    fresh = [f"lake: {line}" for key, line in lines.items() if key not in said]
+    said.update(lines)
+    return fresh
+
+
+def _state(lake: Lake) -> str:
+    if lake.worker.state == "ready":
+        return f"running, Iceberg catalog at {lake.catalog.uri()}"
+    return f"starting ({lake.worker.why})" if lake.worker.why else "starting"
 
 
 async def _print_lake_news(engine: Engine) -> None:

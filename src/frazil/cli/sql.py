@@ -89,14 +89,9 @@ def sql(
         "timeout_s": None if timeout is None else parse_duration_s(timeout),
     }
     chosen = check_format(file_format or ("json" if session.as_json else "table"))
-    is_shell = command is None and sys.stdin.isatty()
-    for module in ("duckdb", *(["prompt_toolkit"] if is_shell else [])):
-        if importlib.util.find_spec(module) is None:
-            raise InvalidRequest(
-                "SQL needs more packages, install them with: pip install frazil[query]",
-                missing=module,
-            )
-    if is_shell:
+    _require("duckdb")
+    if command is None and sys.stdin.isatty():
+        _require("prompt_toolkit")
         from frazil.cli.sql_shell import run_shell
 
         with session.engine() as engine:
@@ -114,6 +109,13 @@ def sql(
     with session.engine() as engine:
         for statement in statements:
             run_statement(engine, statement, options, chosen)
+
+
+def _require(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        raise InvalidRequest(
+            "SQL needs more packages, install them with: pip install frazil[query]", missing=module
+        )
 
 
 # -- statements ----------------------------------------------------------------------------------

@@ -40,11 +40,18 @@ __all__ = [
 
 SKIP_BYTES: Final = 1 << 20
 BOM: Final = b"\xef\xbb\xbf"
-_LONG: Final = re.compile(r"[+-]?\d{1,18}\Z", re.ASCII)
-_DOUBLE: Final = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\Z", re.ASCII)
-_STAMP: Final = re.compile(
-    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?\Z", re.ASCII
-)
+_STAMP: Final = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?"
+_CSV_TYPES: Final = [
+    (re.compile(rf"(?:{pattern})\Z", re.ASCII), name)
+    for pattern, name in (
+        (r"[+-]?\d{1,18}", "long"),
+        (r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", "double"),
+        (r"(?i:true|false)", "boolean"),
+        (_STAMP, "timestamp"),
+        (rf"{_STAMP}(?:Z|[+-]\d\d:?\d\d)", "timestamptz"),
+    )
+]
+"""The forms of a CSV cell, the narrowest first, and the types that they stand for."""
 
 
 class Line(NamedTuple):
@@ -240,16 +247,7 @@ def _checked_header(cells: list[str]) -> list[str]:
 def _csv_type(cells: Sequence[str]) -> str:
     """Return the narrowest type that all cells parse as; empty cells fit each."""
     texts = [cell.strip() for cell in cells if cell.strip()]
-    if not texts:
-        return "string"
-    if all(_LONG.match(text) for text in texts):
-        return "long"
-    if all(_DOUBLE.match(text) for text in texts):
-        return "double"
-    if all(text.lower() in ("true", "false") for text in texts):
-        return "boolean"
-    stamps = [_STAMP.match(text) for text in texts]
-    zones = {stamp is not None and stamp[1] is not None for stamp in stamps}
-    if all(stamps) and len(zones) == 1:
-        return "timestamptz" if zones == {True} else "timestamp"
+    for pattern, name in _CSV_TYPES:
+        if texts and all(map(pattern.match, texts)):
+            return name
     return "string"

@@ -1,4 +1,4 @@
-"""`frazil tier`: what lies in memory and in files, and moving it by hand."""
+"""`frazil tier`: list the records in memory and in files; flush and evict them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from frazil.cli.output import print_json, print_table, size_text
+from frazil.cli.output import size_text
 from frazil.cli.session import session_of
 
 if TYPE_CHECKING:
@@ -25,27 +25,27 @@ def list_tiers(context: typer.Context, topic: Topic = None) -> None:
     session = session_of(context)
     with session.engine() as engine:
         found = _summaries(engine) if topic is None else engine.tiers.describe_files(topic)
-    if session.as_json:
-        print_json(found)
-    elif topic is None:
-        print_table(
-            ("topic", "offsets", "flushed", "not flushed", "files", "rows", "size"),
-            [
-                (
-                    each["topic"],
-                    f"{each['start']:,} .. {each['head']:,}",
-                    f"{each['flushed']:,}",
-                    f"{each['unflushed']:,}",
-                    each["files"],
-                    f"{each['file_rows']:,}",
-                    size_text(each["file_bytes"]),
-                )
-                for each in found
-            ],
+    if topic is None:
+        names: tuple[str, ...] = (
+            *("topic", "offsets", "flushed", "not flushed", "files", "rows", "size"),
         )
+        rows = [_topic_row(each) for each in found]
     else:
         names = ("topic", "file", "offsets", "rows", "size", "partition", "schema", "purpose")
-        print_table(names, [_file_row(each) for each in found])
+        rows = [_file_row(each) for each in found]
+    session.table(found, names, rows)
+
+
+def _topic_row(each: dict[str, Any]) -> tuple[object, ...]:
+    return (
+        each["topic"],
+        f"{each['start']:,} .. {each['head']:,}",
+        f"{each['flushed']:,}",
+        f"{each['unflushed']:,}",
+        each["files"],
+        f"{each['file_rows']:,}",
+        size_text(each["file_bytes"]),
+    )
 
 
 def _file_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -90,19 +90,15 @@ def flush(context: typer.Context, topic: Topic = None) -> None:
     session = session_of(context)
     with session.engine() as engine:
         found = engine.tiers.flush(topic)
-    if session.as_json:
-        print_json(found)
-        return
-    print_table(("topic", "flushed up to"), [(name, f"{end:,}") for name, end in found.items()])
+    rows = [(name, f"{end:,}") for name, end in found.items()]
+    session.table(found, ("topic", "flushed up to"), rows)
 
 
 @app.command()
 def evict(context: typer.Context, topic: Topic = None) -> None:
-    """Let go of what lies elsewhere, too: flushed records in memory, committed files."""
+    """Free flushed records in memory and committed files on disk."""
     session = session_of(context)
     with session.engine() as engine:
         found = engine.tiers.evict(topic)
-    if session.as_json:
-        print_json(found)
-        return
-    print_table(("topic", "freed"), [(name, size_text(size)) for name, size in found.items()])
+    rows = [(name, size_text(size)) for name, size in found.items()]
+    session.table(found, ("topic", "freed"), rows)

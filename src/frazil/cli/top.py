@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from frazil.cli.output import console, note, size_text, stamp, to_json, write_out
-from frazil.cli.session import session_of
+from frazil.cli.session import Session, session_of
 from frazil.clock import SystemClock
 from frazil.errors import InvalidRequest, NotFound
 from frazil.fs import RealFileSystem, read_fully
@@ -42,7 +42,7 @@ FRESH_S: Final = 10.0
 UNKNOWN: Final = "-"
 TOPICS_MAX: Final = 50
 HIDDEN: Final = ("topics", "per_topic", "warnings", "commit_queue", "data_dir", "health")
-"""Statistics that `render` shows elsewhere, or only `--output json` does."""
+"""Statistics that `render` shows in another table, or that only `--output json` has."""
 WATERMARKS: Final = ("start", "committed", "uploaded", "flushed", "memory_start", "durable", "head")
 
 
@@ -65,17 +65,13 @@ class RunningEngine:
         self._path = f"{directory}/{STATS_FILE}"
         self._clock = clock
 
-    def is_there(self) -> bool:
-        """Return whether an engine runs: its process is alive and its file is fresh."""
-        return self._read() is not None
-
     def sample(self) -> Sample:
         """Return the newest sample.
 
         Raises:
             NotFound: if no engine runs.
         """
-        found = self._read()
+        found = self.find()
         if found is None:
             raise NotFound(
                 "no engine runs on this directory, start one or see frazil topic describe",
@@ -83,7 +79,8 @@ class RunningEngine:
             )
         return found
 
-    def _read(self) -> Sample | None:
+    def find(self) -> Sample | None:
+        """Return the newest sample; None if no process lives that renews the file."""
         try:
             info = self._file_system.stat(self._path)
             if info is None or info.size > STATS_BYTES_MAX:
@@ -116,40 +113,45 @@ def _is_alive(pid: int) -> bool:
 
 def top(
     context: typer.Context,
-    interval: Annotated[str, typer.Option("--interval", "-i", help="Time between looks.")] = "1s",
+    interval: Annotated[str, typer.Option("--interval", "-i", help="Time between samples.")] = "1s",
     once: Annotated[bool, typer.Option("--once", help="Show it once and end.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Watch tiers, watermarks, zones, signals, rates and latencies of a running engine.
 
-    With --output json each look is a line of JSON.
+    With --output json each sample is a line of JSON.
     """
     session = session_of(context)
     interval_s = parse_duration_s(interval)
     if interval_s < INTERVAL_S_MIN:
         raise InvalidRequest("--interval is too short", got=interval, seconds_min=INTERVAL_S_MIN)
     source = RunningEngine(RealFileSystem(), session.paths().run, clock=SystemClock())
-    screen = console()
     before = source.sample()
-    with contextlib.ExitStack() as stack:
-        live = None
-        if not (once or session.as_json) and screen.is_terminal and sys.stdin.isatty():
-            live = stack.enter_context(Live(console=screen, screen=True, auto_refresh=False))
-        while True:
-            time.sleep(max(interval_s, SECOND_SAMPLE_S) if once else interval_s)
-            try:
-                sample = source.sample()
-            except NotFound:
-                break
-            if session.as_json:
-                write_out(to_json(_document(sample, before)) + "\n")
-            elif live is not None:
-                live.update(render(sample, before), refresh=True)
-            else:
-                screen.print(render(sample, before))
+    with _display(session, once=once) as show:
+        time.sleep(max(interval_s, SECOND_SAMPLE_S) if once else interval_s)
+        while sample := source.find():
+            show(sample, before)
             if once:
                 return
             before = sample
+            time.sleep(interval_s)
     note("the engine has ended")
+
+
+@contextlib.contextmanager
+def _display(session: Session, *, once: bool) -> Iterator[Callable[[Sample, Sample], None]]:
+    """Yield a function that prints a sample with its rates; on a terminal over the one before."""
+    screen = console()
+    if session.as_json:
+        yield _print_document
+    elif once or not (screen.is_terminal and sys.stdin.isatty()):
+        yield lambda sample, before: screen.print(render(sample, before))
+    else:
+        with Live(console=screen, screen=True, auto_refresh=False) as live:
+            yield lambda sample, before: live.update(render(sample, before), refresh=True)
+
+
+def _print_document(sample: Sample, before: Sample) -> None:
+    write_out(to_json(_document(sample, before)) + "\n")
 
 
 def _document(sample: Sample, before: Sample) -> dict[str, Any]:
@@ -173,42 +175,42 @@ def rates_of(sample: Sample, before: Sample) -> dict[str, float | None]:
 
 
 def _counters(sample: Sample) -> dict[str, int]:
-    topics = sample.stats.get("per_topic") or {}
-    journal = sample.stats.get("journal") or {}
-    tiers = [each.get("tiers") or {} for each in topics.values()]
+    topics, journal = sample.stats["per_topic"], sample.stats["journal"]
+    heads = {name: each["head"] for name, each in topics.items()}
+    tiers = [each.get("tiers", {}) for each in topics.values()]
     return {
-        "records": sum(each["head"] for each in topics.values()),
-        "log_bytes": journal.get("bytes_written", 0),
-        "syncs": journal.get("syncs", 0),
+        "records": sum(heads.values()),
+        "log_bytes": journal["bytes_written"],
+        "syncs": journal["syncs"],
         "flushed_bytes": sum(each.get("flushed_bytes", 0) for each in tiers),
-        **{name: each["head"] for name, each in topics.items()},
+        **heads,
     }
 
 
 def render(sample: Sample, before: Sample) -> Group:
-    """Return one look as tables for a terminal."""
+    """Return a sample and its rates as tables for a terminal."""
     stats, rates = sample.stats, rates_of(sample, before)
-    health = stats.get("health", "")
+    health = stats["health"]
     heading = Text.assemble(
-        f"frazil top  {stats.get('data_dir', '')}  pid {sample.pid}  {stamp(sample.time_us)}  ",
+        f"frazil top  {stats['data_dir']}  pid {sample.pid}  {stamp(sample.time_us)}  ",
         (health, "green" if health == "ok" else "red"),
         f"\n{_shown('', rates['records'])} records/s  {_shown('bytes', rates['log_bytes'])}/s to the "
         f"log  {_shown('', rates['syncs'])} syncs/s  "
         f"{_shown('bytes', rates['flushed_bytes'])}/s flushed",
     )
     facts = Table("", "", show_header=False)
-    tiers = {f"tiers.{name}": found for name, found in (stats.get("tiers") or {}).items()}
+    tiers = {f"tiers.{name}": found for name, found in (stats["tiers"] or {}).items()}
     for name, found in {**stats, "tiers": None, **tiers}.items():
-        has_topics = name not in {"lake", "objects"} or found.get("topics")
-        if isinstance(found, Mapping) and found and has_topics and name not in HIDDEN:
+        is_unused = name in {"lake", "objects"} and not found["topics"]
+        if isinstance(found, Mapping) and name not in HIDDEN and not is_unused:
             facts.add_row(name, Text(_shown(name, found), style="red" * name.endswith("errors")))
-    return Group(heading, facts, _topic_table(stats.get("per_topic") or {}, rates))
+    return Group(heading, facts, _topic_table(stats["per_topic"], rates))
 
 
 def _topic_table(topics: Mapping[str, Any], rates: Mapping[str, float | None]) -> Table:
     table = Table("topic", *WATERMARKS, "records/s", "memory", "flushes", "last signal", "keys")
     for name, each in sorted(topics.items())[:TOPICS_MAX]:
-        tiers = each.get("tiers") or {}
+        tiers = each.get("tiers", {})
         table.add_row(
             Text(name),
             *(_shown(mark, each.get(mark, tiers.get(mark))) for mark in WATERMARKS),
@@ -216,7 +218,7 @@ def _topic_table(topics: Mapping[str, Any], rates: Mapping[str, float | None]) -
             _shown("bytes", tiers.get("memory_bytes")),
             _shown("", tiers.get("flushes")),
             _shown("", tiers.get("signal_last")),
-            _shown("", (tiers.get("index") or {}).get("keys")),
+            _shown("", tiers.get("index", {}).get("keys")),
         )
     if len(topics) > TOPICS_MAX:
         table.caption = f"{len(topics) - TOPICS_MAX} more topics, --output json has all of them"
@@ -230,8 +232,10 @@ def _shown(name: str, value: object) -> str:
     if isinstance(value, Mapping):
         parts = [f"{k} {_shown(k, v)}" for k, v in value.items() if v and k not in HIDDEN]
         return ", ".join(parts) or UNKNOWN
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+    return _number(name, value) if type(value) in {int, float} else str(value)
+
+
+def _number(name: str, value: Any) -> str:
     if name.endswith("_us"):
         return f"{value / 1e3:.2f} ms"
     if "bytes" in name:

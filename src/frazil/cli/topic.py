@@ -134,21 +134,9 @@ def list_topics(
     session = session_of(context)
     with session.engine() as engine:
         found = [_summary(engine, name) for name in engine.topics(namespace)]
-    if session.as_json:
-        print_json(found)
-        return
     names = ("name", "kind", "partitions", "records", "stored", "lost")
-    print_table(
-        names,
-        [
-            (
-                *(each[key] for key in ("name", "kind", "partitions", "message_count")),
-                size_text(each["bytes_stored"]),
-                each["lost_records"],
-            )
-            for each in found
-        ],
-    )
+    rows = [{**each, "bytes_stored": size_text(each["bytes_stored"])}.values() for each in found]
+    session.table(found, names, [list(row) for row in rows])
 
 
 def _summary(engine: Engine, name: str) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def test_without_a_past_there_is_no_rate(before):
 def test_an_engine_without_tiers_is_shown():
     """With the memory tier off there are watermarks and rates, and no figures of tiers."""
     plain = stats(5)
-    plain["tiers"] = plain["latencies"] = None
+    plain["tiers"] = None
     del plain["per_topic"]["/default/t"]["tiers"]
     assert "/default/t" in shown(Sample(1, 7, plain))
 
@@ -140,9 +140,9 @@ class Place:
 def test_a_running_engine_is_found_by_its_file():
     """A fresh file of a process that lives is a running engine; its sample is what it told."""
     place = Place()
-    assert not place.engine.is_there()
+    assert not place.engine.find()
     place.write(place.sample())
-    assert place.engine.is_there()
+    assert place.engine.find()
     assert place.engine.sample() == Sample(place.clock.now_us(), os.getppid(), {"health": "ok"})
 
 
@@ -150,7 +150,7 @@ def test_an_old_file_is_no_running_engine():
     """If the file is not renewed the engine counts as ended."""
     place = Place()
     place.write(place.sample(time_us=place.clock.now_us() - 60_000_000))
-    assert not place.engine.is_there()
+    assert not place.engine.find()
     with pytest.raises(NotFound):
         place.engine.sample()
 
@@ -159,7 +159,7 @@ def test_what_this_process_left_is_no_running_engine():
     """A file with the number of this very process is not another engine."""
     place = Place()
     place.write(place.sample(pid=os.getpid()))
-    assert not place.engine.is_there()
+    assert not place.engine.find()
 
 
 def test_a_dead_process_is_no_running_engine():
@@ -167,9 +167,9 @@ def test_a_dead_process_is_no_running_engine():
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     place = Place()
     place.write(place.sample(pid=process.pid))
-    assert place.engine.is_there()
+    assert place.engine.find()
     process.communicate(b"\n")
-    assert not place.engine.is_there()
+    assert not place.engine.find()
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"time_us": 1}', b'{"time_us":"x"}', b"\xff"])
@@ -177,7 +177,7 @@ def test_a_file_that_is_no_sample_is_passed_over(data):
     """Junk is no sample and no error."""
     place = Place()
     place.write(data)
-    assert not place.engine.is_there()
+    assert not place.engine.find()
 
 
 @pytest.mark.parametrize("pid", [0, -1, 2**70])
@@ -185,4 +185,4 @@ def test_impossible_processes_are_not_alive(pid):
     """A file with the number of no process is not a running engine."""
     place = Place()
     place.write(place.sample(pid=pid))
-    assert not place.engine.is_there()
+    assert not place.engine.find()
