@@ -10,7 +10,7 @@ from frazil.log import format as fmt
 from frazil.model import TopicSpec
 from frazil.schema import LIMITS_DEFAULT, declare_schema, ids_of
 from frazil.tiers.memory import TopicMemory
-from frazil.topic import MessageTopicCodec, TableCodec, arrow_payload
+from frazil.topic import TableCodec, arrow_payload
 
 COLUMNS = {"id": "string", "a": "long", "b": "string"}
 
@@ -105,18 +105,3 @@ class TableTopic(Topic):
         else:
             payload, version = arrow_payload(batch, self.codec.options), self.codec.version
         return self.write(payload, batch.num_rows, version=version, **options)
-
-
-class MessageTopic(Topic):
-    """A message topic."""
-
-    def __init__(self, *, merge_rows=65536):
-        spec = TopicSpec(id=1, name="/t/m", kind="message", created_us=0)
-        codec = MessageTopicCodec(
-            limits=LIMITS_DEFAULT, rows_arrow_min=64, options=pa.ipc.IpcWriteOptions()
-        )
-        super().__init__(TopicState(spec), codec, merge_rows=merge_rows, start=0)
-
-    def payloads(self, payloads):
-        """Write payload-only messages as one frame."""
-        return self.write(self.codec.plain.encode(payloads), len(payloads))

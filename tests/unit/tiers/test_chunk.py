@@ -75,22 +75,6 @@ def test_a_row_lives_until_the_offset_of_its_mark():
     assert keyed([1, 2]).live(2) is None
 
 
-def test_marks_set_after_a_snapshot_was_taken_do_not_change_it():
-    """A reader at snapshot 20 sees the same rows whatever is folded behind it."""
-    chunk = keyed([1, 2], offset=10)
-    before = chunk.live(20)
-    chunk.mark([0], [25])
-    assert before is None
-    assert chunk.live(20) is None
-
-
-def test_unmatched_updates_are_no_state():
-    """A change with a bitmap is an update of a key without a row: no snapshot shows it."""
-    chunk = keyed([1, 2], [OP_UPSERT, OP_UPDATE], [None, b"\x02"], offset=10)
-    assert chunk.unmatched.tolist() == [False, True]
-    assert chunk.live(12).tolist() == [True, False]
-
-
 def test_joined_chunks_have_all_rows_marks_and_times():
     """Joining copies the rows and carries marks over, of chunks with and without."""
     one, other = keyed([1, 2], offset=4), keyed([3], [OP_UPDATE], offset=6)
@@ -135,16 +119,6 @@ def test_the_form_of_files_has_the_system_columns_first():
         "v": "v2",
     }
     assert batch_with_system(plain([1])).schema.names == ["_offset", "_time", "id", "v"]
-
-
-def test_values_of_single_rows_and_columns():
-    """A row is the topic's columns alone."""
-    chunk = keyed([4, 2, 9])
-    assert chunk.row(1) == (2, "v2")
-    assert chunk.width == 2
-    assert chunk.key_map(KeyShape(chunk.batch.schema, (1,))).find(
-        KeyShape(chunk.batch.schema, (1,)).hash_of(9)
-    ).tolist() == [2]
 
 
 def test_what_was_read_back_counts_explicit_changes_only():

@@ -80,8 +80,8 @@ def test_settling_copies_a_row_once(monkeypatch):
     assert [chunk.count for chunk in topic.memory.chunks] == [2000]
 
 
-def test_a_tail_is_folded_when_it_is_long_large_or_old(monkeypatch):
-    """The background leaves a short, young tail alone, so that it folds many frames at once."""
+def test_a_tail_is_folded_when_it_is_long_old_or_read(monkeypatch):
+    """The background leaves a short, young tail alone, unless queries come often."""
     topic = topic_of(-40)
     memory = topic.memory
     assert not topic_of().memory.is_foldable()
@@ -91,16 +91,6 @@ def test_a_tail_is_folded_when_it_is_long_large_or_old(monkeypatch):
     monkeypatch.setattr(memory_module, "FOLD_ROWS", 40)
     assert memory.is_foldable()
     monkeypatch.setattr(memory_module, "FOLD_ROWS", 41)
-    assert not memory.is_foldable()
-    monkeypatch.setattr(memory_module, "FOLD_BYTES", memory.tail[0].size)
-    assert memory.is_foldable()
-
-
-def test_a_tail_is_folded_as_it_comes_where_somebody_reads():
-    """Queries that come often find nearly all of it decoded."""
-    topic = topic_of(-40)
-    memory = topic.memory
-    memory.tail[0] = memory.tail[0]._replace(time_us=memory.clock.now_us() + 3600 * 1_000_000)
     assert not memory.is_foldable()
     memory.note_read()
     assert memory.is_foldable()

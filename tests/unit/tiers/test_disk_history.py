@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import random
 
-import pyarrow as pa
 import pytest
 
-from frazil.errors import CorruptionError, NotFound, Unavailable
-from frazil.log import RANGE_GAP, RANGE_LOST, ChainedHistory
-from frazil.schema import bitmap_of
+from frazil.errors import CorruptionError, Unavailable
+from frazil.log import RANGE_GAP
 from frazil.tiers.disk import reader as disk_history
 from frazil.tiers.disk.reader import RowsFile
-from frazil.tiers.disk.writer import merge_once
 from tests.support import Fault, FaultyFileSystem
 from tests.unit.tiers import disk_world
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
-    SCHEMA,
     TOPIC,
     World,
-    field,
     row,
     rows_of,
     time_of,
@@ -88,18 +83,6 @@ def test_wide_rows_are_decoded_once(monkeypatch):
     assert decoded == sorted(set(decoded))
 
 
-def test_below_the_range_is_not_found():
-    """An offset below the start is NotFound and names the first available one."""
-    world = opened()
-    world.flush(0, 20)
-    world.flush(20, 40)
-    world.tier.space.expire(TOPIC, 20)
-    with pytest.raises(NotFound) as caught:
-        world.tier.history.read(TOPIC, offset=19, bytes_max=100)
-    assert caught.value.details["offset_first"] == 20
-    assert ChainedHistory([world.tier.history]).range(TOPIC).first == 20
-
-
 def test_at_the_end_nothing_is_there_yet():
     """At the flushed mark and for an unknown topic a read is empty and stays where it is."""
     world = opened()
@@ -124,17 +107,6 @@ def test_gaps_are_told_as_the_log_tells_them():
     assert [(gap.first, gap.end) for gap in piece.gaps] == [(28, 30)]
 
 
-def test_a_gap_before_lost_records_is_told_first():
-    """A gap that ends where records were lost is told; the next read is refused."""
-    world = opened()
-    world.flush(0, 30, gaps=[(10, 15, RANGE_GAP), (15, 18, RANGE_LOST)])
-    piece = world.tier.history.read(TOPIC, offset=10, bytes_max=100)
-    assert piece.offset_next == 15
-    assert len(piece.gaps) == 1
-    with pytest.raises(CorruptionError):
-        world.tier.history.read(TOPIC, offset=15, bytes_max=100)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_time_finds_the_first_offset(kind):
     """The offset at a time is the first one appended at or after it, over all files."""
@@ -146,35 +118,6 @@ def test_time_finds_the_first_offset(kind):
         assert world.tier.history.offset_at(TOPIC, time_us=time_of(offset) - 1) == offset
     assert world.tier.history.offset_at(TOPIC, time_us=time_of(99) + 1) is None
     assert world.tier.history.offset_at(99, time_us=0) is None
-
-
-def test_old_files_are_read_under_the_current_columns():
-    """A file of an older version is converted, and bitmaps follow their columns by id."""
-    world = opened(keyed=True)
-    world.flush(0, 30)
-    current = pa.schema(
-        [
-            field("extra", pa.int32(), 9),
-            field("number", pa.int64(), 3),
-            field("id", pa.string(), 1, nullable=False),
-        ]
-    )
-    seen = []
-
-    def convert(topic, version, batch):
-        seen.append((topic, version, batch.schema.names))
-        extra = pa.nulls(batch.num_rows, pa.int32())
-        columns = [extra, batch.column("n"), batch.column("id")]
-        return pa.RecordBatch.from_arrays(columns, schema=current)
-
-    world.tier.readers.convert = convert
-    rows, _ = world.history()
-    assert set(seen[0][2]) == set(SCHEMA.names)
-    assert seen[0][:2] == (TOPIC, 1)
-    for offset, found in enumerate(rows):
-        assert (found["number"], found["id"], found["extra"]) == (offset, row(offset)["id"], None)
-        moved = bitmap_of([1, 2], 3) if offset % 7 == 3 else None
-        assert found["_present"] == moved
 
 
 # -- damage ----------------------------------------------------------------------------------------
@@ -246,24 +189,6 @@ def test_every_flip_is_noticed_or_harmless(kind):
     assert noticed > 20
 
 
-def test_no_byte_of_a_footer_may_change():
-    """A flipped bit in the footer is refused before anything it says is believed."""
-    world = opened(keyed=True)
-    (file,) = world.flush(0, 60)
-    path = world.tier.path(file)
-    good = world.files.read_bytes(path)
-    length = int.from_bytes(good[-8:-4], "little") + 8
-    generator = random.Random(7)
-    for _ in range(60):
-        place, bit = len(good) - generator.randint(1, length), generator.randrange(8)
-        world.files.corrupt(
-            path, lambda data, p=place, b=bit: data.__setitem__(p, data[p] ^ 1 << b)
-        )
-        with pytest.raises(CorruptionError):
-            world.reopened().tier.history.read(TOPIC, offset=0, bytes_max=100)
-        world.files.write_bytes(path, good)
-
-
 @pytest.mark.parametrize("by", ["offset", "time"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_is_rebuilt_from_the_log(kind, by):
@@ -323,19 +248,3 @@ def test_trouble_with_the_disk_is_not_damage():
                 tier.readers.close()
         assert world.history(tier=tier)[0] == [world.expected(each) for each in range(20)]
     assert asked == []
-
-
-def test_readers_follow_files_that_move():
-    """A reader goes on while files are merged and descriptors are short."""
-    world = opened(open_files_max=1)
-    for first in range(0, 200, 20):
-        world.flush(first, first + 20)
-    rows, at = [], 0
-    while at < 200:
-        piece = world.tier.history.read(TOPIC, offset=at, bytes_max=100)
-        rows += rows_of(piece.batches[0])
-        at = piece.offset_next
-        if at % 16 == 0:
-            merge_once(world.tier, TOPIC)
-    assert rows == [world.expected(each) for each in range(200)]
-    assert len(world.tier.files(TOPIC)) < 10

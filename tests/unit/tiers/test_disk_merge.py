@@ -177,36 +177,34 @@ def spans(*sizes, committed=0, versions=None, partition=""):
     return TopicFiles(TOPIC, files, marks)
 
 
-def chosen(picture, keep=()):
-    """Return the range of the chosen run."""
-    run = choose_run(picture, file_bytes=128, small_bytes=64, keep=keep)
-    return (run[0].first, run[-1].end) if run else None
-
-
-def test_a_run_is_worth_its_writing():
-    """Four sets of a size are merged, three are not, and a large old one waits for its equals."""
-    assert chosen(spans(1, 1, 1)) is None
-    assert chosen(spans(1, 1, 1, 1)) == (0, 40)
-    assert chosen(spans(40, 10, 10, 10)) is None
-    assert chosen(spans(40, 10, 10, 10, 10)) == (0, 50)
-    assert chosen(spans(60, 30, 7, 7, 7, 7)) == (20, 60)
-
-
-def test_large_files_and_borders_end_a_run():
-    """Large files, the committed mark, another schema and planned files are not merged over."""
-    assert chosen(spans(100, 1, 1, 1, 1)) == (10, 50)
-    assert chosen(spans(1, 1, 1, 1, 100)) == (0, 40)
-    assert chosen(spans(1, 1, 1, 1, committed=20)) is None
-    assert chosen(spans(1, 1, 1, 1, 1, 1, committed=40)) == (0, 40)
-    assert chosen(spans(1, 1, 1, 1, 1, 1, versions=[1, 1, 2, 2, 2, 2])) == (20, 60)
-    assert chosen(spans(1, 1, 1, 1, 1, 1), keep=("001",)) == (20, 60)
-
-
-def test_a_full_file_is_merged_once():
-    """Sets that together make a file of the wanted size are joined, though they are few."""
-    assert chosen(spans(60, 50, 40)) == (10, 30)
-    assert chosen(spans(60, 60)) is None
-    assert chosen(spans(63, 63, 63)) == (10, 30)
+@pytest.mark.parametrize(
+    ("sizes", "options", "expected"),
+    [
+        # Four sets of a size are merged, three are not; a large old one waits for its equals.
+        ((1, 1, 1), {}, None),
+        ((1, 1, 1, 1), {}, (0, 40)),
+        ((40, 10, 10, 10), {}, None),
+        ((40, 10, 10, 10, 10), {}, (0, 50)),
+        ((60, 30, 7, 7, 7, 7), {}, (20, 60)),
+        # Large files, the committed mark, another schema and planned files end a run.
+        ((100, 1, 1, 1, 1), {}, (10, 50)),
+        ((1, 1, 1, 1, 100), {}, (0, 40)),
+        ((1, 1, 1, 1), {"committed": 20}, None),
+        ((1, 1, 1, 1, 1, 1), {"committed": 40}, (0, 40)),
+        ((1, 1, 1, 1, 1, 1), {"versions": [1, 1, 2, 2, 2, 2]}, (20, 60)),
+        ((1, 1, 1, 1, 1, 1), {"keep": ("001",)}, (20, 60)),
+        # Sets that together make a file of the wanted size are joined, though they are few.
+        ((60, 50, 40), {}, (10, 30)),
+        ((60, 60), {}, None),
+        ((63, 63, 63), {}, (10, 30)),
+    ],
+)
+def test_a_run_is_worth_its_writing(sizes, options, expected):
+    """Small neighbours are chosen when they are many, or fill a file; borders end a run."""
+    options = dict(options)
+    keep = options.pop("keep", ())
+    run = choose_run(spans(*sizes, **options), file_bytes=128, small_bytes=64, keep=keep)
+    assert ((run[0].first, run[-1].end) if run else None) == expected
 
 
 def test_rows_are_written_again_only_a_few_times():

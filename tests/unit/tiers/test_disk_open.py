@@ -59,20 +59,6 @@ def test_metadata_may_be_from_before_a_merge(kept):
     assert names_on_disk(after) == names_registered(after) == names_registered(world)
 
 
-def test_a_crash_between_merging_and_unlinking_leaves_no_double():
-    """Old files whose range a registered file holds are removed at the next start."""
-    world = opened()
-    for first in range(0, 80, 20):
-        world.flush(first, first + 20)
-    before = {path: world.files.read_bytes(path) for path in world.files.paths()}
-    assert merge_once(world.tier, TOPIC)
-    for path, data in before.items():
-        world.files.write_bytes(path, data)
-    after = world.reopened()
-    after.check_history(0, 80)
-    assert len(names_on_disk(after)) == 1
-
-
 def test_expired_sets_do_not_come_back():
     """A file below the start that could not be removed is not taken in again."""
     world = opened()
@@ -87,15 +73,19 @@ def test_expired_sets_do_not_come_back():
     assert len(names_on_disk(after)) == 1
 
 
-def test_a_missing_file_is_told_and_refused():
-    """A registered file that is gone stays known: reads of its range raise, others work."""
+@pytest.mark.parametrize("fault", ["missing", "instead of"])
+def test_a_missing_or_shrunk_file_is_refused(fault):
+    """A damaged registered file stays known: reads of its range raise, others work."""
     world = opened()
     for first in (0, 20, 40):
         world.flush(first, first + 20)
-    gone = world.tier.files(TOPIC)[1]
-    world.files.unlink(world.tier.path(gone))
+    path = world.tier.path(world.tier.files(TOPIC)[1])
+    if fault == "missing":
+        world.files.unlink(path)
+    else:
+        world.files.corrupt(path, lambda data: data.__delitem__(slice(50, None)))
     after = world.reopened()
-    assert "missing" in after.tier.warnings[0]
+    assert fault in after.tier.warnings[0]
     with pytest.raises(CorruptionError) as caught:
         after.tier.history.read(TOPIC, offset=25, bytes_max=1000)
     facts = caught.value.details
@@ -118,30 +108,19 @@ def test_a_hole_without_any_trace_is_told_and_refused():
     assert lost.tier.flushed(TOPIC) == 60
 
 
-def test_what_cannot_be_read_is_put_aside():
-    """An unknown file that is damaged is moved to quarantine with a reason, never removed."""
-    world = opened()
-    world.flush(0, 20)
-    name = set_name(SetName(20, 40, 0, "00c0ffee"))
-    path = f"/data/disk/{TOPIC:08x}/{name}"
-    world.files.write_bytes(path, b"PAR1 but no more than that")
-    after = world.reopened()
-    after.check_history(0, 20)
-    aside = f"{QUARANTINE}/disk-{TOPIC:08x}-{name}"
-    assert world.files.read_bytes(aside) == b"PAR1 but no more than that"
-    assert b"parquet" in world.files.read_bytes(f"{aside}.reason")
-
-
-def test_a_file_under_a_foreign_name_is_put_aside():
-    """A file that was renamed or copied from elsewhere never joins a set."""
+@pytest.mark.parametrize("kind", ["damaged", "under a foreign name"])
+def test_an_unknown_file_that_fits_nowhere_is_put_aside(kind):
+    """It is moved to quarantine with a reason: never removed, never part of a set."""
     world = opened()
     (file,) = world.flush(0, 20)
-    data = world.files.read_bytes(world.tier.path(file))
+    whole = world.files.read_bytes(world.tier.path(file))
+    data = b"PAR1 but no more than that" if kind == "damaged" else whole
     name = set_name(SetName(20, 40, 0, "00c0ffee"))
     world.files.write_bytes(f"/data/disk/{TOPIC:08x}/{name}", data)
-    after = world.reopened()
-    after.check_history(0, 20)
-    assert [path for path in world.files.paths() if path.startswith(QUARANTINE)]
+    world.reopened().check_history(0, 20)
+    aside = f"{QUARANTINE}/disk-{TOPIC:08x}-{name}"
+    assert world.files.read_bytes(aside) == data
+    assert world.files.read_bytes(f"{aside}.reason")
 
 
 def test_unfinished_sets_are_kept_when_metadata_is_suspect():
@@ -218,17 +197,6 @@ def test_a_dropped_topic_stays_dropped():
     assert after.store.list("/disk/") == []
 
 
-def test_dropping_a_topic_removes_rows_and_files():
-    """A dropped topic has no file, no row and no range; others keep theirs."""
-    world = opened(keyed=True)
-    world.flush(0, 20)
-    world.tier.drop_topic(TOPIC)
-    assert world.files.paths() == []
-    assert world.store.list("/disk/") == []
-    assert world.tier.history.range(TOPIC).end == 0
-    world.tier.drop_topic(TOPIC)
-
-
 def test_a_damaged_row_is_refused():
     """Metadata that cannot be decoded is corruption, not an empty tier."""
     world = opened()
@@ -237,31 +205,6 @@ def test_a_damaged_row_is_refused():
     world.store.commit(Transaction(puts={key: b"\xc1"}))
     with pytest.raises(CorruptionError):
         world.reopened()
-
-
-def test_a_file_that_shrank_is_damaged():
-    """A registered file with another size is told at the start, and not read."""
-    world = opened()
-    (file,) = world.flush(0, 20)
-    world.files.corrupt(world.tier.path(file), lambda data: data.__delitem__(slice(50, None)))
-    after = world.reopened()
-    assert "instead of" in after.tier.warnings[0]
-    with pytest.raises(CorruptionError):
-        after.tier.history.read(TOPIC, offset=0, bytes_max=1000)
-
-
-def test_many_files_are_no_burden():
-    """Ten thousand files are opened, read and found by bisection."""
-    files = [disk_file(first, first + 10) for first in range(0, 100_000, 10)]
-    picture = TopicFiles(TOPIC, files, TopicMarks(start=0, flushed=100_000))
-    assert len(picture.spans) == 10_000
-    assert picture.holes == ()
-    assert [file.offset_first for file in picture.overlapping(50_005, 50_025)] == [
-        50_000,
-        50_010,
-        50_020,
-    ]
-    assert picture.overlapping(99_999, 200_000) == [picture.files[-1]]
 
 
 # -- the plan alone --------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import pytest
 
 from frazil.errors import NotFound
 from frazil.tiers.disk.reader import LruCache
-from frazil.tiers.disk.writer import merge_once
 from tests.unit.tiers.disk_world import BY_COUNTRY, TOPIC, World
 
 FLOOR = {TOPIC: 1 << 40}
@@ -81,20 +80,6 @@ def test_what_somebody_needs_is_never_evicted(holder):
         pin.close()
     world.tier.space.evict(world.cap, FLOOR)
     world.check_history(80, 100)
-
-
-def test_everything_may_be_evicted():
-    """When all files are gone the marks stay, also over a restart, and flushing goes on."""
-    world = opened()
-    world.cap = 0
-    world.tier.set_committed(TOPIC, 100)
-    world.tier.space.evict(world.cap, FLOOR)
-    assert world.files.paths() == []
-    assert (world.tier.start(TOPIC), world.tier.flushed(TOPIC)) == (100, 100)
-    after = world.reopened()
-    assert (after.tier.start(TOPIC), after.tier.flushed(TOPIC)) == (100, 100)
-    after.flush(100, 110)
-    after.check_history(100, 110)
 
 
 def test_the_least_recently_used_topic_gives_first():
@@ -176,19 +161,6 @@ def test_the_committed_mark_never_goes_back():
     world.tier.set_committed(TOPIC, 60)
     world.tier.set_committed(TOPIC, 40)
     assert world.reopened().tier.committed(TOPIC) == 60
-
-
-def test_the_use_of_files_that_are_gone_is_forgotten():
-    """After files were merged or dropped, nothing is remembered of them."""
-    world = opened(small_file_bytes=1 << 20)
-    old = world.tier.files(TOPIC)
-    world.tier.readers.note_use(old)
-    assert merge_once(world.tier, TOPIC)
-    world.tier.readers.note_use(world.tier.files(TOPIC))
-    names = {(file.topic, file.name) for file in world.tier.files(TOPIC)}
-    assert set(world.tier.readers._used) == names
-    world.tier.drop_topic(TOPIC)
-    assert world.tier.readers._used == {}
 
 
 def test_the_cache_of_bytes_keeps_what_is_used():

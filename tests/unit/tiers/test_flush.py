@@ -110,14 +110,6 @@ def test_rows_must_make_up_the_range(offsets):
     assert world.tier.flushed(TOPIC) == 0
 
 
-def test_deletes_and_partial_changes_are_counted():
-    """A file knows how many of its rows are deletes and partial changes."""
-    world = opened(keyed=True, partition_by=BY_COUNTRY)
-    files = world.flush(0, 60)
-    assert sum(file.deletes for file in files) == 12
-    assert sum(file.unmatched for file in files) == len([n for n in range(60) if n % 7 == 3])
-
-
 # -- shape and memory ------------------------------------------------------------------------------
 
 
@@ -183,7 +175,6 @@ def test_files_carry_ids_and_their_facts(tmp_path):
     assert ids["_offset"] == b"2147480000"
     assert ids["_present"] == b"2147480003"
     assert (ids["id"], ids["tags"]) == (b"1", b"4")
-    assert file.name.encode() in found.metadata.metadata[b"frazil"]
     assert file.name.encode() in found.metadata.metadata[b"frazil"]
 
 
@@ -308,18 +299,6 @@ def test_a_failed_directory_sync_ends_flushing():
     after.check_history(0, 20)
 
 
-def test_a_full_disk_leaves_nothing_behind():
-    """On a full disk a flush fails and gives back the room it took."""
-    world = opened()
-    world.files.capacity_bytes = 3000
-    with pytest.raises(Unavailable):
-        world.flush(0, 500)
-    assert world.files.paths() == []
-    world.files.capacity_bytes = 1 << 30
-    world.flush(0, 500)
-    world.check_history(0, 500)
-
-
 class FailingStore:
     """A store whose commits fail after, or before, they were applied."""
 
@@ -348,11 +327,11 @@ def test_an_unknown_outcome_keeps_the_files(kind, applied):
 
 
 def test_lost_ranges_are_kept():
-    """A range that was lost in the log is refused in the files, too, with its reason."""
+    """A lost range is refused in the files, too, with its reason, after a gap before it."""
     world = opened()
-    world.flush(0, 30, gaps=[(10, 20, RANGE_LOST)])
+    world.flush(0, 30, gaps=[(5, 10, RANGE_GAP), (10, 20, RANGE_LOST)])
     piece = world.tier.history.read(TOPIC, offset=5, bytes_max=1 << 20)
-    assert piece.offset_next == 10
+    assert (piece.offset_next, len(piece.gaps)) == (10, 1)
     with pytest.raises(FrazilError) as caught:
         world.tier.history.read(TOPIC, offset=12, bytes_max=1 << 20)
     assert caught.value.code == "corruption"

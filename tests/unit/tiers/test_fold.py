@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from decimal import Decimal
 
 import pyarrow as pa
@@ -115,17 +114,6 @@ def test_the_state_equals_a_dict_at_every_snapshot(steps, index_bytes, cut):
     assert world.state.index.bytes <= max(index_bytes, 0)
 
 
-def test_a_change_is_seen_at_once_and_at_its_own_snapshot_only():
-    """A row is there from its offset on, until the offset of the change that supersedes it."""
-    world = KeyedTopic()
-    world.upsert_rows([("k0", 1, "r")])
-    world.change([(OP_UPDATE, "k0", {"a": 2})])
-    world.change([(OP_DELETE, "k0", {})])
-    world.upsert_rows([("k0", 4, "r")])
-    rows = [world.visible(end).get("k0") for end in range(5)]
-    assert [row and (row[0], row[1]["a"]) for row in rows] == [None, (0, 1), (1, 2), None, (3, 4)]
-
-
 def test_an_unmatched_update_changes_nothing_wherever_it_lies():
     """It neither shows nor hides a row, in the index, in chunks, in files, after a restart."""
     world = KeyedTopic(index_bytes=0)
@@ -140,19 +128,6 @@ def test_an_unmatched_update_changes_nothing_wherever_it_lies():
     world.change([(OP_UPSERT, "k1", {"a": 5, "b": "x"})])
     check(world, world.end)
     assert world.state.routes == {"memory": 0, "delta": 0, "new": 1}
-
-
-def test_a_frame_is_folded_in_parts():
-    """A snapshot in the middle of a frame folds the records before it, each once."""
-    world = KeyedTopic()
-    world.upsert_rows([("k0", 0, "r"), ("k1", 1, "r"), ("k0", 2, "r")])
-    world.change([(OP_DELETE, "k1", {}), (OP_UPDATE, "k0", {"a": 4}), (OP_DELETE, "k0", {})])
-    for end in range(world.end + 1):
-        world.state.fold(end)
-        assert world.state.folded_to == end
-        assert world.state.newest("k0") == world.model.newest("k0", end)
-    assert world.state.routes == {"memory": 4, "delta": 0, "new": 2}
-    check(world, world.end)
 
 
 def test_what_is_not_folded_is_not_found():
@@ -187,17 +162,6 @@ def test_marks_set_while_chunks_are_joined_are_not_lost(monkeypatch):
     monkeypatch.undo()
     assert world.topic.memory.chunks[0].count == 2
     check(world, world.end)
-
-
-def test_an_earlier_state_is_found_in_files():
-    """A lookup below the first offset in memory sees files up to that offset and no further."""
-    world = KeyedTopic()
-    for number in range(4):
-        world.upsert_rows([("k0", number, "r")])
-    world.flush(4)
-    assert world.state.newest("k0", before=2) == Found(1, OP_UPSERT)
-    assert world.state.newest("k0", before=0) is None
-    assert world.row("k0", before=3).offset == 2
 
 
 def test_the_index_stays_within_its_bytes_and_misses_look_below():
@@ -307,36 +271,3 @@ def test_a_schema_change_does_not_disturb_the_fold():
     assert world.row("k0").values == ("k0", 1, "r", 0.5)
     assert [chunk.version for chunk in topic.memory.chunks] == [1, 2]
     assert world.state.newest("k0", before=1) == Found(0, OP_UPSERT)
-
-
-def test_lookups_run_beside_writes_folds_flushes_and_merges():
-    """Readers in other threads always find a key that is always there, with a row that fits."""
-    world = KeyedTopic(index_bytes=3000, merge_rows=64)
-    world.upsert_rows([(f"k{n}", n, "r") for n in range(50)])
-    world.state.fold(world.end)
-    stop = threading.Event()
-    wrong = []
-
-    def look():
-        while not stop.is_set():
-            for number in range(50):
-                image = world.row(f"k{number}")
-                if image is None or (isinstance(image, Image) and image.values[0] != f"k{number}"):
-                    wrong.append((number, image))
-
-    readers = [threading.Thread(target=look) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    try:
-        for round_ in range(60):
-            world.upsert_rows([(f"k{n}", round_, "r") for n in range(round_ % 7, 50, 7)])
-            world.state.fold(world.end)
-            if round_ % 10 == 9:
-                world.flush(world.end - 20)
-            world.topic.memory.merge_small()
-    finally:
-        stop.set()
-        for reader in readers:
-            reader.join()
-    assert wrong == []
-    assert world.visible(world.end) == world.model.states(world.end)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.errors import CorruptionError
-from frazil.log import KIND_ROWS, Batch, Payload
 from frazil.schema import AddColumn, evolve
 from frazil.tiers import memory as memory_module
-from frazil.tiers.memory import TopicMemory
-from tests.unit.tiers.memory_topic import MessageTopic, TableTopic
+from tests.unit.tiers.memory_topic import TableTopic
 
 PLAIN = {"a": "long"}
 SINGLE_APPENDS = 1_000_000 if os.environ.get("FRAZIL_EXHAUSTIVE") else 20_000
@@ -147,42 +142,6 @@ def test_chunks_never_span_a_gap_or_a_schema_change():
     assert topic.memory.chunk_at(8) is None
 
 
-def test_rows_written_before_a_schema_change_settle_under_the_new_one():
-    """A chunk's version is that of its columns, not of the frame."""
-    topic = plain_topic()
-    write(topic, 1)
-    topic.use(evolve(topic.codec.schema, [AddColumn("b", "string")]))
-    topic.memory.settle(1)
-    chunk = topic.memory.chunks[0]
-    assert chunk.version == 2
-    assert chunk.batch.schema.names == ["a", "b"]
-
-
-def test_messages_are_held_too():
-    """Payload-only messages of one and of many come back with their times."""
-    topic = MessageTopic()
-    topic.payloads([b"one"])
-    topic.time_us = 2_000_000
-    topic.payloads([b"two"])
-    topic.payloads([b"three", b"four"])
-    chunks = topic.memory.snapshot(4)
-    payloads = [p for chunk in chunks for p in chunk.batch.column("payload").to_pylist()]
-    assert payloads == [b"one", b"two", b"three", b"four"]
-    stamps = [us for chunk in chunks for n, us in chunk.times for _ in range(n)]
-    assert stamps == [1_000_000, 2_000_000, 2_000_000, 2_000_000]
-
-
-def test_a_frame_that_cannot_be_decoded_is_named_and_what_precedes_it_is_served():
-    """Damage in memory raises with the offsets; the records before it stay readable."""
-    topic = plain_topic()
-    write(topic, 1)
-    write(topic, 1)
-    topic.write(Payload(KIND_ROWS, 0, b"\xc1junk", 5), 1, version=1)
-    with pytest.raises(CorruptionError, match="offset_first=2"):
-        topic.memory.settle(3)
-    assert offsets_and_values(topic.memory.snapshot(2)) == [(0, 0), (1, 1)]
-
-
 def test_unflushed_counts_what_lies_behind_an_offset():
     """Bytes, records, changes and the oldest time are those of the part that is not flushed."""
     topic = TableTopic()
@@ -205,41 +164,6 @@ def test_unflushed_counts_what_lies_behind_an_offset():
     assert memory.unflushed(7) == (0, 0, 0, None)
 
 
-def test_what_is_read_back_comes_before_what_is_new():
-    """After a restart, loaded batches and the tail are one run of records."""
-    topic = plain_topic(start=6, merge_rows=4)
-    schema = topic.codec.schema
-    batches = [
-        Batch(pa.record_batch([[n, n + 1]], schema=schema), offset=n, times=((2, 1),))
-        for n in (0, 2, 4)
-    ]
-    write(topic, 1)
-    topic.memory.load(batches)
-    assert topic.memory.start == 0
-    assert offsets_and_values(topic.memory.snapshot(7)) == [(n, n) for n in range(7)]
-    assert topic.memory.chunks[0].count == 4
-    other = TopicMemory(topic.state, clock=topic.memory.clock, merge_rows=4)
-    other.load(batches[1:], start=1)
-    assert other.start == 1
-    empty = TopicMemory(topic.state, clock=topic.memory.clock, merge_rows=4)
-    empty.load([])
-    assert empty.start == 7
-
-
-def test_a_snapshot_outlives_joins_and_evictions():
-    """What a reader holds stays the same while the tier moves on."""
-    topic = plain_topic(merge_rows=64)
-    for _ in range(10):
-        write(topic, 3)
-        topic.memory.settle(topic.state.durable)
-    snapshot = topic.memory.snapshot(25)
-    topic.memory.merge_small()
-    topic.memory.evict(30)
-    assert offsets_and_values(snapshot) == [(n, n) for n in range(25)]
-    assert topic.memory.chunks == ()
-    assert topic.memory.start == 30
-
-
 def test_joining_what_is_evicted_meanwhile_brings_nothing_back(monkeypatch):
     """A join whose chunks are gone when it is done is thrown away."""
     topic = plain_topic(merge_rows=64)
@@ -256,32 +180,3 @@ def test_joining_what_is_evicted_meanwhile_brings_nothing_back(monkeypatch):
     monkeypatch.setattr(memory_module, "join_chunks", slow_join)
     assert topic.memory.merge_small()
     assert offsets_and_values(topic.memory.chunks) == [(n, n) for n in range(6, 12)]
-
-
-def test_appends_run_beside_readers():
-    """While one thread appends, readers see a growing prefix without a hole."""
-    topic = plain_topic(merge_rows=128)
-    done = threading.Event()
-    wrong = []
-
-    def read():
-        while not done.is_set():
-            end = topic.state.durable
-            found = offsets_and_values(topic.memory.snapshot(end))
-            if found != [(n, n) for n in range(topic.memory.chunks[0].offset if found else 0, end)]:
-                wrong.append((end, found))
-            topic.memory.merge_small()
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    try:
-        for _ in range(1500):
-            write(topic, 1)
-    finally:
-        done.set()
-        for reader in readers:
-            reader.join()
-    assert wrong == []
-    assert offsets_and_values(topic.memory.snapshot(1500)) == [(n, n) for n in range(1500)]
-    assert topic.memory.tail_bytes == 0

@@ -135,18 +135,6 @@ def test_every_type_comes_back():
     assert "l" not in ranges
 
 
-def test_a_column_of_nulls_has_no_range():
-    """A range that is not known is None, and the nulls are counted."""
-    system = file_system()
-    schema = pa.schema([*SYSTEM, pa.field("n", pa.int32())])
-    facts = write(system, schema, [rows(schema, 3)])
-    assert (facts.columns["n"].low, facts.columns["n"].high, facts.columns["n"].nulls) == (
-        None,
-        None,
-        3,
-    )
-
-
 def test_row_groups_are_full_and_memory_is_bounded():
     """Small batches become row groups of the set size, and never more than one is held."""
     system = file_system()
@@ -175,15 +163,6 @@ def test_a_row_group_ends_when_its_rows_are_large():
     file, source = open_parquet(system, PATH)
     assert file.metadata.num_row_groups == 3
     source.release()
-
-
-def test_a_file_without_rows_can_be_written():
-    """A file may hold no row at all and is read as such."""
-    system = file_system()
-    schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    facts = write(system, schema, [], metadata={"frazil": "empty"})
-    assert (facts.rows, facts.offset_last - facts.offset_first) == (0, -1)
-    assert read_facts(system, PATH)[0] == facts
 
 
 def test_other_readers_can_read_it(tmp_path):
@@ -241,22 +220,6 @@ def test_cut_and_foreign_files_are_refused():
         read_facts(system, PATH)
 
 
-@pytest.mark.parametrize("verb", ["open", "write_at", "sync", "read_at", "close"])
-def test_a_failing_disk_is_an_os_error_and_abort_cleans_up(verb):
-    """Whatever call fails, the writer raises OSError, and abort leaves no file behind."""
-    system = file_system()
-    faulty = FaultyFileSystem(system, [Fault(verb)])
-    schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    writer = RowsWriter(faulty, PATH, schema, group_rows=10)
-    with pytest.raises(OSError, match="injected"):
-        for first in range(0, 90, 30):
-            writer.write(rows(schema, 30, first=first))
-        writer.finish({})
-    writer.abort()
-    assert system.paths() == []
-    assert faulty.sync_retried == 0
-
-
 def test_short_writes_are_finished():
     """Writes that move half of the bytes end in the same file."""
     schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
@@ -266,17 +229,3 @@ def test_short_writes_are_finished():
     faulty = FaultyFileSystem(other, [Fault("write_at", short="half", persistent=True)])
     assert write(faulty, schema, [rows(schema, 50)]) == facts
     assert other.read_bytes(PATH) == system.read_bytes(PATH)
-
-
-def test_a_read_error_is_told_from_damage():
-    """An error of the disk comes through as OSError, and the source remembers it."""
-    system = file_system()
-    schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    write(system, schema, [rows(schema, 50)])
-    with pytest.raises(OSError, match="injected"):
-        open_parquet(FaultyFileSystem(system, [Fault("read_at")]), PATH)
-    file, source = open_parquet(FaultyFileSystem(system, [Fault("read_at", nth=2)]), PATH)
-    with pytest.raises(OSError, match="injected"):
-        file.read()
-    assert source.error is not None
-    source.release()

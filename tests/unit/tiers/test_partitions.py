@@ -70,16 +70,6 @@ def test_hashes_of_text_do_not_depend_on_the_neighbours():
     assert len(set(together)) == len(texts) - 1
 
 
-def test_times_are_named_as_in_paths():
-    """Year, month, day and hour are floored, before 1970 too, and named as people read them."""
-    times = [_when(2026, 11, 15, 12, 59), _when(1969, 12, 31, 23, 1), None]
-    kind = pa.timestamp("us")
-    assert list(split(times, kind, "year")) == ["c_year=2026", "c_year=1969", "c_year=null"]
-    assert list(split(times, kind, "month"))[:2] == ["c_month=2026-11", "c_month=1969-12"]
-    assert list(split(times, kind, "day"))[:2] == ["c_day=2026-11-15", "c_day=1969-12-31"]
-    assert list(split(times, kind, "hour"))[:2] == ["c_hour=2026-11-15-12", "c_hour=1969-12-31-23"]
-
-
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_units_do_not_matter(unit):
     """One instant has one day, whatever the unit of its column."""
@@ -87,33 +77,42 @@ def test_units_do_not_matter(unit):
     assert list(found) == ["c_day=1969-12-31"]
 
 
-def test_dates_have_years_months_and_days():
-    """A date column takes the transforms of time but hour."""
-    dates = [dt.date(2024, 2, 29), dt.date(1960, 1, 1)]
-    assert list(split(dates, pa.date32(), "day")) == ["c_day=2024-02-29", "c_day=1960-01-01"]
-    assert list(split(dates, pa.date32(), "month")) == ["c_month=2024-02", "c_month=1960-01"]
+TIMES = [_when(2026, 11, 15, 12, 59), _when(1969, 12, 31, 23, 1), None]
+DATES = [dt.date(2024, 2, 29), dt.date(1960, 1, 1)]
+DECIMALS = [Decimal("10.65"), Decimal("-0.05")]
 
 
-def test_truncate_goes_down():
-    """Numbers are floored to a multiple, text keeps its first characters, bytes their first."""
-    assert split([7, -1, 10, None], pa.int32(), "truncate[10]") == {
-        "c_trunc=0": [7],
-        "c_trunc=-10": [-1],
-        "c_trunc=10": [10],
-        "c_trunc=null": [None],
-    }
-    assert list(split(["éclair", "éclat"], pa.string(), "truncate[3]")) == ["c_trunc=%C3%A9cl"]
-    assert list(split([b"\x01\x02\x03"], pa.binary(), "truncate[2]")) == ["c_trunc=0102"]
-    decimals = [Decimal("10.65"), Decimal("-0.05")]
-    assert list(split(decimals, pa.decimal128(9, 2), "truncate[50]")) == [
-        "c_trunc=10.50",
-        "c_trunc=-0.50",
-    ]
+@pytest.mark.parametrize(
+    ("values", "data_type", "transform", "names"),
+    [
+        # Floored, before 1970 too, and named as people read them.
+        (TIMES, pa.timestamp("us"), "year", ["year=2026", "year=1969", "year=null"]),
+        (TIMES[:2], pa.timestamp("us"), "month", ["month=2026-11", "month=1969-12"]),
+        (TIMES[:2], pa.timestamp("us"), "day", ["day=2026-11-15", "day=1969-12-31"]),
+        (TIMES[:2], pa.timestamp("us"), "hour", ["hour=2026-11-15-12", "hour=1969-12-31-23"]),
+        (DATES, pa.date32(), "day", ["day=2024-02-29", "day=1960-01-01"]),
+        (DATES, pa.date32(), "month", ["month=2024-02", "month=1960-01"]),
+        # Numbers go down to a multiple, text keeps its first characters, bytes their first.
+        (
+            [7, -1, 10, None],
+            pa.int32(),
+            "truncate[10]",
+            ["trunc=0", "trunc=-10", "trunc=10", "trunc=null"],
+        ),
+        (["éclair", "éclat"], pa.string(), "truncate[3]", ["trunc=%C3%A9cl"]),
+        ([b"\x01\x02\x03"], pa.binary(), "truncate[2]", ["trunc=0102"]),
+        (DECIMALS, pa.decimal128(9, 2), "truncate[50]", ["trunc=10.50", "trunc=-0.50"]),
+        # The hash's lower 31 bits modulo N.
+        ([34], pa.int64(), "bucket[16]", [f"bucket={2017239379 % 16}"]),
+    ],
+)
+def test_partitions_are_named_by_their_transform(values, data_type, transform, names):
+    """The name of a partition is that of the column, the transform and its value."""
+    assert list(split(values, data_type, transform)) == [f"c_{name}" for name in names]
 
 
-def test_bucket_and_identity():
-    """Buckets are the hash's lower 31 bits modulo N; identity quotes what a path cannot have."""
-    assert list(split([34], pa.int64(), "bucket[16]")) == [f"c_bucket={2017239379 % 16}"]
+def test_identity_quotes_what_a_path_cannot_have():
+    """An identity partition is named by the column and its value."""
     assert list(split(["a/b c", None], pa.string(), "identity")) == ["c=a%2Fb+c", "c=null"]
     assert list(split([True, False], pa.bool_(), "identity")) == ["c=true", "c=false"]
 

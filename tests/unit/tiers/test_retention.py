@@ -121,24 +121,6 @@ def test_no_reader_begins_while_files_go(way, method):
     db.close()
 
 
-def test_a_hold_that_came_before_is_respected():
-    """What a hold or an open reader needs stays, though all of it is old and committed."""
-    db = open_simulated()
-    topic = db.create_topic("t")
-    topic.hold("mine", 0)
-    publish(db, topic)
-    retain(db, topic)
-    assert db.tiers.disk.start(topic.runtime.state.id) == 0
-    topic.advance("mine", 3)
-    with topic.read(1) as reader:
-        retain(db, topic)
-        assert db.tiers.disk.start(topic.runtime.state.id) == 1
-        assert sum(batch.count for batch in reader) == 2
-    retain(db, topic)
-    assert db.tiers.disk.start(topic.runtime.state.id) == 3
-    db.close()
-
-
 def test_a_hold_that_its_owner_dropped_stays_dropped():
     """Expiring files moves the holds there are; dropping one meanwhile waits for that."""
     db = open_simulated()

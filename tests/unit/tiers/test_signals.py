@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from frazil.config import Settings, describe, load_settings
 from frazil.errors import InvalidRequest
@@ -62,17 +60,6 @@ def test_each_disk_signal_fires_beyond_its_limit_alone(reason, fact, calm, beyon
     (fired,) = disk_signals(STAGED._replace(**{fact: beyond}), LIMITS)
     assert (fired.reason, fired.value) == (reason, beyond)
     assert fired.limit in {calm, beyond}
-
-
-@given(st.sets(st.sampled_from(MEMORY_MARKS)), st.sets(st.sampled_from(DISK_MARKS)))
-def test_exactly_the_passed_limits_fire(memory, disk):
-    """Any mixture of facts fires the signals of those beyond their limits, and no other."""
-    facts = QUIET._replace(**{fact: beyond for _, fact, _, beyond in memory})
-    fired = memory_signals(facts, LIMITS)
-    assert [each.reason for each in fired] == [m[0] for m in MEMORY_MARKS if m in memory]
-    staged = STAGED._replace(**{fact: beyond for _, fact, _, beyond in disk})
-    due = disk_signals(staged, LIMITS)
-    assert [each.reason for each in due] == [m[0] for m in DISK_MARKS if m in disk]
 
 
 def test_a_topic_with_nothing_to_move_fires_nothing():

@@ -40,39 +40,6 @@ def test_an_unfolded_row_is_found_without_a_fold():
     assert world.topic.memory.settled == 1
 
 
-def test_a_key_that_only_the_index_has_is_found_in_it():
-    """A key without unfolded changes is found in the index."""
-    world = a_topic()
-    one(world, "k1", 1)
-    assert world.state.latest("k0", 2) == (True, Found(0, OP_UPSERT))
-
-
-def test_an_unfolded_delete_hides_the_row():
-    """The newest change counts: a delete, or a row after a delete."""
-    world = a_topic()
-    world.change([(OP_DELETE, "k0", {})])
-    assert world.state.latest("k0", 2) == (True, Found(1, OP_DELETE))
-    one(world, "k0", 2)
-    assert world.state.latest("k0", 3) == (True, Found(2, OP_UPSERT))
-
-
-def test_a_row_that_takes_another_key_is_found_under_that_alone():
-    """A change of a key is a delete of one and a row of the other."""
-    world = a_topic()
-    world.change([(OP_DELETE, "k0", {}), (OP_UPSERT, "k1", {"a": 7, "b": "x"})])
-    assert world.state.latest("k0", 3)[1].op == OP_DELETE
-    assert world.state.latest("k1", 3) == (True, Found(2, OP_UPSERT))
-
-
-def test_an_unmatched_update_is_passed_over():
-    """An update of a key without a row is not found, and hides no row."""
-    world = a_topic()
-    world.change([(OP_UPDATE, "k1", {"a": 1})])
-    assert world.state.latest("k1", 2) == (True, None)
-    world.change([(OP_UPDATE, "k0", {"a": 1})])
-    assert world.state.latest("k0", 3) == (True, Found(2, OP_UPDATE))
-
-
 def test_nothing_at_or_above_the_end_is_seen():
     """Neither where only that was noted, nor where a newer change hides the one to be seen."""
     world = a_topic()
@@ -125,13 +92,6 @@ def test_decoded_records_need_the_fold():
     assert world.state.latest("k1", 3) == UNKNOWN
     world.state.fold(3)
     assert world.state.latest("k1", 3) == (True, Found(2, OP_UPSERT))
-
-
-def test_before_the_first_fold_nothing_is_known():
-    """Without a first fold every answer needs one."""
-    world = KeyedTopic()
-    one(world, "k0", 0)
-    assert world.state.latest("k0", 1) == UNKNOWN
 
 
 def test_more_than_a_bounded_number_of_changes_needs_the_fold(monkeypatch):

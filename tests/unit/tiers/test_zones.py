@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.tiers.zones import GREEN, RED, YELLOW, ZONES, Zones
+from frazil.tiers.zones import GREEN, RED, YELLOW, Zones
 
 MIB = 1 << 20
 THOUSAND = Zones(1000)
@@ -130,15 +130,6 @@ def test_a_zone_is_stable(given_, before):
     assert zones.level(after, used) == after
 
 
-@given(rules(), st.lists(st.floats(0, 1.2), min_size=1, max_size=30))
-def test_emptying_memory_always_ends_in_green(zones, uses):
-    """Whatever happened before, no use at all is green."""
-    level = GREEN
-    for use in uses:
-        level = zones.level(level, int(use * zones.budget_bytes))
-    assert zones.level(level, 0) == GREEN
-
-
 @given(rules_and_use(), LEVELS)
 def test_the_room_ends_where_the_next_zone_begins(given_, before):
     """One byte less than the room keeps the zone, the room itself enters the next one."""
@@ -151,8 +142,3 @@ def test_the_room_ends_where_the_next_zone_begins(given_, before):
     assert room > 0
     assert zones.level(level, used + room - 1) == level
     assert zones.level(level, used + room) > level
-
-
-def test_the_names_stand_in_the_order_of_the_levels():
-    """A level is the index of its name."""
-    assert [ZONES[level] for level in (GREEN, YELLOW, RED)] == ["green", "yellow", "red"]
