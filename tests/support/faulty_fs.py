@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import attrs
 
@@ -43,24 +43,7 @@ Verb = Literal[
     "lock",
 ]
 
-VERBS: tuple[Verb, ...] = (
-    "open",
-    "read_at",
-    "write_at",
-    "sync",
-    "truncate",
-    "size",
-    "close",
-    "rename",
-    "unlink",
-    "make_directory",
-    "list_directory",
-    "sync_directory",
-    "stat",
-    "space",
-    "allocate",
-    "lock",
-)
+VERBS: tuple[Verb, ...] = get_args(Verb)
 
 ERRNOS: tuple[int, ...] = (
     errno.EIO,

@@ -53,8 +53,3 @@ class SimulatedClock:
         """Set wall time forwards or backwards; monotonic time does not notice."""
         with self._mutex:
             self._now_us += round(seconds * 1e6)
-
-    def set_now_us(self, now_us: int) -> None:
-        """Set wall time; monotonic time does not notice."""
-        with self._mutex:
-            self._now_us = now_us

@@ -169,14 +169,12 @@ class SimulatedFileSystem:
         crash_at: the number of the sync point at which to crash; None never does.
         sync_points: how many of these points were reached.
         capacity_bytes: the size of the disk; may be changed at any time.
-        now_ns: where modification times come from; None counts microseconds.
     """
 
     def __init__(self, seed: int = 0, *, capacity_bytes: int = CAPACITY_BYTES_DEFAULT) -> None:
         self.seed = seed
         self.capacity_bytes = capacity_bytes
         self.on_sync: Callable[[str], None] | None = None
-        self.now_ns: Callable[[], int] | None = None
         self.crash_at: int | None = None
         self.crashed = False
         self.mutex = threading.RLock()
@@ -412,8 +410,6 @@ class SimulatedFileSystem:
 
     def tick(self) -> int:
         """Return the next modification time."""
-        if self.now_ns is not None:
-            return self.now_ns()
         self._ticks += TICK_NS
         return self._ticks
 
@@ -458,7 +454,6 @@ class SimulatedFileSystem:
 
     def _twin(self, seed: int, tree: NameTree) -> SimulatedFileSystem:
         twin = SimulatedFileSystem(seed, capacity_bytes=self.capacity_bytes)
-        twin.now_ns = self.now_ns
         twin._ticks = self._ticks
         twin._tree = tree
         for _, inode in tree.files():

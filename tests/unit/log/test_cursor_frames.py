@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from frazil.errors import Closed, InvalidRequest, Overloaded, Unavailable
+from frazil.errors import InvalidRequest, Overloaded, Unavailable
 from frazil.log import format as fmt
 from frazil.log.codec import PLAIN, Control
 from frazil.log.cursor import RANGES_MAX
@@ -50,41 +50,7 @@ def cursors(log):
     return log.topic(TOPIC).cursors
 
 
-def model_of(cursor, end):
-    """The acked offsets below `end`, one by one."""
-    return {offset for offset in range(end) if offset in cursor}
-
-
 # -- the value -----------------------------------------------------------------------------------
-
-
-def test_acks_join_ranges_and_move_the_contiguous_end():
-    """Ranges that touch become one, and what touches the contiguous end moves it."""
-    cursor = CursorState(10)
-    cursor.ack_range(12, 13)
-    cursor.ack_range(15, 18)
-    assert list(cursor.ranges()) == [(12, 13), (15, 18)]
-    cursor.ack_range(13, 15)
-    assert list(cursor.ranges()) == [(12, 18)]
-    cursor.ack_range(9, 12)
-    assert (cursor.acked_below, list(cursor.ranges()), cursor.end) == (18, [], 18)
-
-
-def test_random_acks_equal_a_set_of_offsets():
-    """Whatever the order of acks, exactly the acked offsets are contained, in least ranges."""
-    for seed in range(200):
-        chance = random.Random(seed)
-        below = chance.randint(0, 5)
-        cursor, model = CursorState(below), set(range(below))
-        for _ in range(chance.randint(0, 30)):
-            first = chance.randint(0, 60)
-            end = first + chance.randint(1, 6)
-            cursor.ack_range(first, end)
-            model |= set(range(first, end))
-        assert model_of(cursor, 80) == model, seed
-        ends = [cursor.acked_below, *[border for pair in cursor.ranges() for border in pair]]
-        assert ends == sorted(set(ends)), seed
-        assert CursorState.decode(cursor.encode()) == cursor
 
 
 def test_attempts_of_acked_records_are_forgotten():
@@ -391,18 +357,6 @@ def test_acks_find_room_when_the_next_segment_does_not():
     assert len(asked) == 1
     assert len(log.journal.segments) == 2
     assert cursors(DrivenLog(disk.crash_clone(3))) == {"s": CursorState(5)}
-
-
-def test_the_outcome_of_acks_is_unknown_when_the_sync_fails():
-    """Nobody is told that they are durable, and nothing is tried again."""
-    disk = SimulatedFileSystem()
-    log = new_log(FaultyFileSystem(disk, []))
-    change(log, placed("s", CursorState(0)))
-    without_room(log, Fault("sync", error=errno.ENOSPC))
-    for answer in beside_records(log):
-        assert isinstance(answer, Unavailable)
-        assert answer.details["outcome"] == "unknown"
-    assert isinstance(change(log, acked("s", (0, 1))), Closed)
 
 
 def test_a_lost_definition_brings_the_remembered_cursor_back_and_frames_come_on_top():

@@ -195,6 +195,24 @@ def test_a_last_segment_cut_inside_its_checkpoint_is_survived(disk, size):
     assert isinstance(log.plain(1, b"new"), Ack)
 
 
+@pytest.mark.parametrize("position", [130, 150, 200, 240])
+def test_a_flip_in_the_checkpoint_of_a_fresh_segment_is_reported(disk, position):
+    """A damaged checkpoint of a segment that has only its initial frames is damage, not a tail."""
+    log = DrivenLog(disk)
+    log.create(1, "/default/a")
+    log.journal.rotate()
+    after = disk.kill_clone()
+
+    def flip(data):
+        data[position] ^= 4
+
+    after.corrupt(log.journal.active.path, flip)
+    opened = DrivenLog(after).journal
+    assert opened.report.warnings
+    assert opened.report.quarantined
+    assert opened.state.topics[1].next == 0
+
+
 def three_topics(disk):
     """A killed journal with a record of each of three topics; return its path and their positions."""
     log = DrivenLog(disk)

@@ -82,6 +82,7 @@ def test_file_is_marked_and_synced_with_care(disk, tmp_path):
         assert connection.pragma("synchronous") == 3
         assert connection.pragma("locking_mode") == "exclusive"
         assert connection.pragma("journal_mode") == "persist"
+        assert connection.pragma("temp_store") == 2
     connection = raw(disk, tmp_path)
     assert connection.pragma("application_id") == APPLICATION_ID
     assert connection.pragma("user_version") == SCHEMA_VERSION

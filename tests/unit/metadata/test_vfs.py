@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 from frazil.fs import RealFileSystem
-from frazil.metadata.sqlite_file import PRAGMAS, connect
+from frazil.metadata.sqlite_file import connect
 from tests.support import ERRNOS, Fault, FaultyFileSystem, SimulatedCrash, SimulatedFileSystem
 from tests.support.simulated_fs import SimulatedFile
 from tests.support.sqlite_vfs import register_vfs
@@ -26,19 +26,11 @@ def new_disk(seed=0):
 
 
 @contextlib.contextmanager
-def opened(file_system, journal_mode=None):
+def opened(file_system):
     """Give a connection, closed at the end also when the machine beneath it has crashed."""
     vfs = register_vfs(file_system)
-    if journal_mode is None:
-        connection = connect(DATABASE, vfs.name)
-    else:
-        connection = apsw.Connection(DATABASE, vfs=vfs.name)
+    connection = connect(DATABASE, vfs.name)
     try:
-        if journal_mode is not None:
-            for pragma in PRAGMAS:
-                if "journal_mode" not in pragma:
-                    connection.execute(pragma)
-            connection.execute(f"PRAGMA journal_mode={journal_mode}")
         yield connection
     finally:
         with contextlib.suppress(SimulatedCrash, apsw.Error):
@@ -47,17 +39,10 @@ def opened(file_system, journal_mode=None):
 
 @contextlib.contextmanager
 def transaction(connection):
-    """Commit what the block does as one transaction, durable on return; undo it if it raises."""
+    """Commit what the block does as one transaction, durable on return."""
     connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except Exception:
-        if connection.in_transaction:
-            # SQLite has rolled back already, or it will when the database is opened again.
-            with contextlib.suppress(apsw.Error):
-                connection.execute("ROLLBACK")
-        raise
+    yield
+    connection.execute("COMMIT")
 
 
 def rows(connection):
@@ -98,19 +83,19 @@ class Writer:
         self.possible = [found]
 
 
-def crash_repeatedly(seed, new_disk=new_disk, journal_mode=None):
+def crash_repeatedly(seed, new_disk=new_disk):
     """Run transactions through several lives that each end in a power loss, also in recovery."""
     chance = random.Random(seed)
     writer = Writer(chance)
     disk = new_disk(seed)
     for _ in range(4):
         disk.crash_at = disk.sync_points + chance.randint(1, 60)
-        with contextlib.suppress(SimulatedCrash), opened(disk, journal_mode) as connection:
+        with contextlib.suppress(SimulatedCrash), opened(disk) as connection:
             writer.check(connection)
             for _ in range(8):
                 writer.transact(connection)
         disk = disk.crash_clone(chance.getrandbits(32))
-    with opened(disk, journal_mode) as connection:
+    with opened(disk) as connection:
         writer.check(connection)
 
 
@@ -123,19 +108,6 @@ def test_committed_transactions_survive_power_loss(block):
         except AssertionError:
             print(f"seed={seed}")
             raise
-
-
-# A crash in the checkpoint that closes a write-ahead log has no call left to come out of.
-UNREPORTED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-
-@pytest.mark.parametrize(
-    "journal_mode", ["truncate", "delete", pytest.param("wal", marks=UNREPORTED)]
-)
-def test_the_other_journals_survive_power_loss_too(journal_mode):
-    """The VFS keeps its promises to each journal mode of SQLite."""
-    for seed in range(100):
-        crash_repeatedly(seed, journal_mode=journal_mode)
 
 
 class _LazyFile(SimulatedFile):
@@ -196,16 +168,6 @@ def test_all_file_access_goes_through_the_seam(tmp_path):
     plain.close()
 
 
-def test_the_pragmas_are_in_force():
-    """The connection runs with the journal, the syncs and the locking that the page promises."""
-    with opened(new_disk()) as connection:
-        found = [
-            connection.pragma(name)
-            for name in ("journal_mode", "synchronous", "locking_mode", "temp_store")
-        ]
-    assert found == ["persist", 3, "exclusive", 2]
-
-
 def test_a_commit_in_steady_state_changes_no_names():
     """A commit is three syncs of the journal around one of the database, and no directory's."""
     disk = new_disk()
@@ -218,45 +180,6 @@ def test_a_commit_in_steady_state_changes_no_names():
         writer.transact(connection)
     journal, database = f"before sync {DATABASE}-journal", f"before sync {DATABASE}"
     assert events[:4] == [journal, journal, database, journal]
-
-
-def test_a_second_connection_is_refused():
-    """As the locks do nothing, one database has one connection; after closing it is free."""
-    disk = new_disk()
-    vfs = register_vfs(disk)
-    first = connect(DATABASE, vfs.name)
-    with pytest.raises(apsw.CantOpenError, match="already open"):
-        connect(DATABASE, vfs.name)
-    first.close()
-    connect(DATABASE, vfs.name).close()
-
-
-def test_large_sorts_stay_in_memory():
-    """A statement that needs temporary space works without a temporary file."""
-    disk = new_disk()
-    with opened(disk) as connection:
-        connection.execute("PRAGMA cache_size=10")
-        with transaction(connection):
-            connection.execute("CREATE TABLE s (v)")
-            for _ in range(300):
-                connection.execute("INSERT INTO s VALUES (hex(randomblob(2000)))")
-            connection.execute("UPDATE s SET v = v || 'x'")
-        found = connection.execute("SELECT v FROM s ORDER BY v").fetchall()
-        assert found == sorted(found)
-    assert disk.paths() == [DATABASE, f"{DATABASE}-journal"]
-
-
-def test_a_block_that_raises_is_undone():
-    """An exception in the block undoes its changes, and the connection goes on."""
-    with opened(new_disk()) as connection:
-        writer = Writer(random.Random(1))
-        writer.transact(connection)
-        with pytest.raises(KeyError), transaction(connection):
-            connection.execute("DELETE FROM t")
-            raise KeyError
-        writer.check(connection)
-        writer.transact(connection)
-        writer.check(connection)
 
 
 @pytest.mark.parametrize(
@@ -285,16 +208,16 @@ def test_errors_of_the_seam_become_errors_of_sqlite(verb, error, expected):
     assert f"errno={error}" in str(raised.value)
 
 
-def sweep(verb, error, seed, nth, journal_mode=None):
+def sweep(verb, error, seed, nth):
     """Fail one call, restart the process, commit again, lose power; return whether it failed."""
     chance = random.Random(seed)
     writer = Writer(chance)
     disk = new_disk(seed)
-    with opened(disk, journal_mode) as connection:
+    with opened(disk) as connection:
         for _ in range(2):
             writer.transact(connection)
     faulty = FaultyFileSystem(disk, [Fault(verb, nth=nth, error=error)])
-    with contextlib.suppress(apsw.Error), opened(faulty, journal_mode) as connection:
+    with contextlib.suppress(apsw.Error), opened(faulty) as connection:
         for _ in range(4):
             writer.transact(connection)
         if verb == "sync" and faulty.fired:
@@ -302,14 +225,14 @@ def sweep(verb, error, seed, nth, journal_mode=None):
     assert faulty.writes_after_failed_sync == 0
     assert faulty.sync_retried == 0
     restarted = disk.kill_clone()
-    with opened(restarted, journal_mode) as connection:
+    with opened(restarted) as connection:
         writer.check(connection)
         for _ in range(2):
             writer.transact(connection)
         after = restarted.crash_clone(seed)
         after_nothing = restarted.crash_clone(seed, data="nothing", names="nothing")
     for clone in (after, after_nothing):
-        with opened(clone, journal_mode) as connection:
+        with opened(clone) as connection:
             writer.check(connection)
     return faulty.fired > 0
 
@@ -322,19 +245,6 @@ def test_any_failed_call_loses_no_committed_transaction(verb, error):
     while sweep(verb, error, seed=nth, nth=nth):
         nth += 1
     assert nth > 1
-
-
-@pytest.mark.parametrize("verb", ["read_at", "write_at"])
-def test_short_reads_and_writes_are_continued(verb):
-    """Calls that move half of their bytes change nothing but the number of calls."""
-    disk = new_disk()
-    writer = Writer(random.Random(1))
-    for _ in range(3):
-        faulty = FaultyFileSystem(disk, [Fault(verb, short="half", persistent=True)])
-        with opened(faulty) as connection:
-            writer.check(connection)
-            writer.transact(connection)
-    assert faulty.fired > 10
 
 
 def test_a_failed_look_for_a_journal_is_an_error():
@@ -369,49 +279,6 @@ def test_a_temporary_file_is_refused():
     vfs = register_vfs(new_disk())
     with pytest.raises(apsw.CantOpenError, match="temp_store=memory"):
         vfs.xOpen(None, [apsw.SQLITE_OPEN_TEMP_DB | apsw.SQLITE_OPEN_READWRITE, 0])
-
-
-def test_a_write_ahead_log_would_lose_commits_after_a_failed_sync():
-    """The reason for the rollback journal: the same sweep over a write-ahead log finds a loss."""
-    lost = 0
-    for nth in range(1, 7):
-        try:
-            sweep("sync", errno.EIO, seed=nth, nth=nth, journal_mode="wal")
-        except AssertionError:
-            lost += 1
-    assert lost > 0
-
-
-def test_after_a_failed_sync_nothing_more_is_committed():
-    """Every later transaction of the connection fails, and no sync is tried again (F6, F18)."""
-    faulty = FaultyFileSystem(new_disk(), [Fault("sync", nth=8)])
-    writer = Writer(random.Random(1))
-    with opened(faulty) as connection:
-        with pytest.raises(apsw.IOError):
-            for _ in range(10):
-                writer.transact(connection)
-        for _ in range(3):
-            with pytest.raises(apsw.Error):
-                writer.transact(connection)
-    assert faulty.fired == 1
-    assert faulty.sync_retried == 0
-    assert faulty.writes_after_failed_sync == 0
-
-
-def test_a_full_disk_refuses_and_goes_on_when_there_is_room():
-    """A transaction that does not fit is undone; with room again the next one succeeds."""
-    disk = new_disk()
-    writer = Writer(random.Random(1))
-    with opened(disk) as connection:
-        writer.transact(connection)
-        space = disk.space("/d")
-        disk.capacity_bytes = space.total_bytes - space.free_bytes + 8192
-        with pytest.raises(apsw.FullError), transaction(connection):
-            connection.execute("INSERT INTO t VALUES (1000, zeroblob(100000))")
-        disk.capacity_bytes = space.total_bytes
-        writer.check(connection)
-        writer.transact(connection)
-        writer.check(connection)
 
 
 def test_a_crash_passes_through_sqlite():

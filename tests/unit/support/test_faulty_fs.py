@@ -49,14 +49,6 @@ def test_each_verb_fails_with_each_error(verb, error):
     assert file_system.trace[-1].verb == verb
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_without_a_plan_nothing_fails(verb):
-    """Every call passes through when nothing is planned."""
-    file_system = faulty()
-    use(file_system, verb)
-    assert file_system.fired == 0
-
-
 def test_the_nth_call_fails_once():
     """A fault of one shot hits exactly the n-th call."""
     file_system = faulty(Fault("stat", nth=3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-import threading
 
 import pytest
 
@@ -301,18 +300,6 @@ def test_clones_do_not_share_changes(disk):
     assert disk.read_bytes("/d/a", durable=True) == b"z" * 10 + sectors("a", "b")[10:]
 
 
-def test_the_original_does_not_write_into_its_clones(disk):
-    """What the original writes and syncs after cloning shows in no clone."""
-    file = durable_file(disk, data=sectors("a", "b"))
-    for clone in (lambda: disk.crash_clone(1), disk.kill_clone):
-        before = disk.read_bytes("/d/a")
-        twin = clone()
-        write_fully(file, 0, [bytes([before[0] + 1]) * 100])
-        file.sync()
-        assert twin.read_bytes("/d/a") == before
-        assert twin.read_bytes("/d/a", durable=True) == before
-
-
 def test_a_kill_keeps_all_writes_and_leaves_them_unsynced(disk):
     """A killed process loses nothing, but power loss after it still may."""
     file = durable_file(disk, data=b"old!")
@@ -453,17 +440,6 @@ def test_space_comes_back_when_the_last_user_is_gone(disk):
     assert disk.space("/d").free_bytes == free_bytes + 9 * SECTOR_BYTES
 
 
-def test_modification_times_come_from_the_test(disk):
-    """Each change moves the time on, by a counter or by a function that the test gives."""
-    file = disk.open("/d/a", "create")
-    first = disk.stat("/d/a").modified_ns
-    file.write_at(0, [b"x"])
-    assert disk.stat("/d/a").modified_ns > first
-    disk.now_ns = lambda: 42
-    file.truncate(0)
-    assert disk.stat("/d/a").modified_ns == 42
-
-
 def test_damage_is_durable(disk):
     """Damage shows at once and after every crash, and changes nothing else."""
     durable_file(disk, data=b"abcdef")
@@ -476,51 +452,6 @@ def test_damage_is_durable(disk):
     assert disk.read_bytes("/d/a") == b"abbdef"
     assert contents(disk) == {b"abbdef"}
     assert listings(disk) == {("a",), ("a", "unsynced")}
-
-
-def test_files_put_on_the_disk_survive(disk):
-    """A file put there by a test is durable with its directories."""
-    disk.write_bytes("/x/y/z", b"data")
-    assert contents(disk, "/x/y/z") == {b"data"}
-    assert disk.paths() == ["/x/y/z"]
-
-
-def test_a_directory_goes_out_and_comes_back(disk, tmp_path):
-    """Dumping and loading a real directory gives the same files."""
-    disk.write_bytes("/d/a", b"1")
-    disk.write_bytes("/d/sub/b", bytes(1000))
-    disk.dump(tmp_path / "out", "/d")
-    assert (tmp_path / "out" / "sub" / "b").read_bytes() == bytes(1000)
-    (tmp_path / "out" / "empty").mkdir()
-    other = SimulatedFileSystem()
-    other.load(tmp_path / "out", "/copy")
-    after = other.crash_clone(1, names="nothing", data="nothing")
-    assert after.paths() == ["/copy/a", "/copy/sub/b"]
-    assert after.list_directory("/copy") == ["a", "empty", "sub"]
-
-
-def test_threads_can_share_a_disk(disk):
-    """Files written and synced by several threads at once are all durable."""
-
-    def work(number):
-        path = f"/d/{number}"
-        file = disk.open(path, "create")
-        for index in range(200):
-            write_fully(file, index * 10, [str(number).encode() * 10])
-            if index % 10 == 0:
-                file.sync()
-                disk.sync_directory("/d")
-        file.sync()
-        disk.sync_directory("/d")
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    clone = disk.crash_clone(1, data="nothing", names="nothing")
-    for number in range(4):
-        assert clone.read_bytes(f"/d/{number}") == str(number).encode() * 2000
 
 
 def test_random_histories_keep_all_that_was_synced(disk):

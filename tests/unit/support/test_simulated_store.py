@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.errors import Conflict, FrazilError, NotFound, Unavailable
+from frazil.errors import Conflict, FrazilError, Unavailable
 from tests.support import SimulatedClock, SimulatedCrash
 from tests.support.simulated_store import FAULTS, STALL_S, SimulatedStore
 
@@ -159,12 +159,3 @@ def test_the_same_seed_fails_the_same_way():
 
     assert story(1) == story(1)
     assert story(1) != story(2)
-
-
-def test_what_is_not_there_is_not_found():
-    """A read beyond the end and a read of nothing are NotFound."""
-    store = make()
-    with pytest.raises(NotFound):
-        store.get("old", start=999, length=2)
-    with pytest.raises(NotFound):
-        store.get("nowhere", start=0, length=0)
