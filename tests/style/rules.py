@@ -30,8 +30,6 @@ SEAM_MODULES = {"time", "random", "secrets", "tempfile", "shutil", "fcntl", "mma
 ASSERTING_PREFIXES = ("assert_", "check_", "expect_", "run_state_machine_as_test")
 ASSERTING_CALLS = {"pytest.raises", "pytest.warns", "pytest.fail", "raises"}
 
-_WORDS = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"))
-_UNNUMBERED = re.compile(rf"\b(?:{_WORDS})\b(?!\(#\d+\))|" + "TO BE" + " WRITTEN")
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(?:work|root|home|Users|private/var|opt/wheels)/")
 _REGISTRY_HOST = re.compile(
     "|".join(
@@ -94,20 +92,6 @@ def too_long(text: str) -> list[str]:
     return problems
 
 
-def opening(text: str) -> list[str]:
-    """Find a module without docstring, or with code but without the future import."""
-    tree = parsed(text)
-    problems = [] if ast.get_docstring(tree) else ["module has no docstring"]
-    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
-    has_future = any(
-        node.module == "__future__" and any(name.name == "annotations" for name in node.names)
-        for node in imports
-    )
-    if not has_future and len(tree.body) > 1:
-        problems.append("module has no `from __future__ import annotations`")
-    return problems
-
-
 def past_the_seams(text: str) -> list[tuple[str, int]]:
     """Find calls and imports that only the seams of files, time and chance may have."""
     found = []
@@ -127,28 +111,6 @@ def past_the_seams(text: str) -> list[tuple[str, int]]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found += [(name, node.lineno) for name in names if name in SEAM_CALLS]
     return found
-
-
-def broad_excepts(text: str) -> list[int]:
-    """Find handlers of everything that do not raise again at their end."""
-    found = []
-    for node in ast.walk(parsed(text)):
-        if not isinstance(node, ast.ExceptHandler):
-            continue
-        kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
-        broad = any(
-            kind is None or dotted(kind) in {"Exception", "BaseException"} for kind in kinds
-        )
-        last = node.body[-1]
-        if broad and not (isinstance(last, ast.Raise) and last.exc is None):
-            found.append(node.lineno)
-    return found
-
-
-def unnumbered_notes(text: str) -> list[int]:
-    """Find notes of unfinished work without the number of an issue."""
-    lines = enumerate(text.splitlines(), 1)
-    return [number for number, line in lines if _UNNUMBERED.search(line)]
 
 
 def foreign_places(text: str) -> list[int]:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-import frazil
 from tests.style import rules
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "frazil"
 FOLDERS = ("src", "tests", "scripts", "bench")
-NAMES_MAX = 15
 GENERATED = "_pb2.py"
 """How the names of files end that a compiler wrote; scripts/proto.py is the one to be tidy."""
 
@@ -52,20 +49,6 @@ SEAM_EXCEPTIONS = {
 }
 """Paths under src/frazil with what they may call although it belongs to the seams, and why."""
 
-BROAD_EXCEPTS = {
-    "cli/app.py": "the top of the process: a bug is one line for the user, --debug shows the rest",
-    "engine/engine.py": "a failed creation is undone, and one unusable topic keeps no other shut",
-    "subscribe/dead_letters.py": "the top of a dead letter's task: a bug is logged, the record stays",
-    "objects/runtime.py": "the top of the uploads' threads: a bug is told, other topics go on",
-    "background.py": "a step of a background thread failed: the other steps go on",
-    "lake/worker_jobs.py": "the top of a job's thread: a bug is an answer, the worker goes on",
-    "serve/http.py": "the top of a request: a bug in a page is that request's status, no more",
-    "serve/grpc/calls.py": "the top of a call: a handler's bug is that call's status, no more",
-    "tiers/pressure.py": "counting runs in the journal's thread: a source's bug must not end it",
-    "log/committer.py": "the top of the writer's thread: any bug is a fail-stop, waiters are told",
-}
-"""Paths under src/frazil that may catch everything without raising it again, and why."""
-
 
 def python_files(*folders):
     found = []
@@ -95,7 +78,9 @@ def problems_of(files, rule):
 
 def test_modules_and_functions_are_short():
     """No module has more than 1,000 lines, no function more than 70."""
-    assert not problems_of(python_files(*FOLDERS), rules.too_long)
+    files = python_files(*FOLDERS)
+    assert SOURCE / "errors.py" in files
+    assert not problems_of(files, rules.too_long)
 
 
 def test_modules_are_named_by_what_they_do():
@@ -103,11 +88,6 @@ def test_modules_are_named_by_what_they_do():
     stems = {path.stem for path in python_files(*FOLDERS)}
     parents = {path.parent.name for path in python_files(*FOLDERS)}
     assert not (stems | parents) & rules.FORBIDDEN_STEMS
-
-
-def test_modules_open_alike():
-    """Every module has a docstring, and the future import if it has code."""
-    assert not problems_of(python_files(*FOLDERS), rules.opening)
 
 
 def test_files_time_and_chance_come_through_the_seams():
@@ -127,26 +107,10 @@ def test_files_time_and_chance_come_through_the_seams():
     assert not found
 
 
-def test_nothing_is_caught_wholesale():
-    """`except Exception` stands at the top of a thread only, or raises again."""
-    found = []
-    for path in python_files("src"):
-        name = path.relative_to(SOURCE).as_posix()
-        if not BROAD_EXCEPTS.get(name):
-            lines = rules.broad_excepts(path.read_text(encoding="utf-8"))
-            found += [f"{name}:{line}" for line in lines]
-    assert not found
-
-
 def test_exceptions_to_the_rules_exist():
     """An exception for a file that is gone is removed."""
-    gone = [name for name in (*SEAM_EXCEPTIONS, *BROAD_EXCEPTS) if not (SOURCE / name).exists()]
+    gone = [name for name in SEAM_EXCEPTIONS if not (SOURCE / name).exists()]
     assert not gone
-
-
-def test_notes_of_unfinished_work_have_an_issue():
-    """What is to be done later has a number, so that it is done."""
-    assert not problems_of(python_files(*FOLDERS), rules.unnumbered_notes)
 
 
 def test_tests_say_and_assert_something():
@@ -167,14 +131,6 @@ def test_no_file_names_a_registry_or_somebodys_machine():
             lines = rules.foreign_places(data.decode("utf-8"))
             found += [f"{path.relative_to(ROOT)}:{line}" for line in lines]
     assert not found
-
-
-def test_the_public_face_is_small():
-    """`frazil.__all__` has at most 15 names, each once, and all of them exist."""
-    names = list(frazil.__all__)
-    assert len(names) <= NAMES_MAX
-    assert len(set(names)) == len(names)
-    assert all(hasattr(frazil, name) for name in names)
 
 
 def test_every_ignored_lint_rule_has_its_reason():
@@ -205,8 +161,6 @@ LONG = "def f():\n" + "    x = 1\n" * 71
 PLANTED = [
     (rules.too_long, LONG),
     (rules.too_long, "x = 1\n" * 1001),
-    (rules.opening, "from __future__ import annotations\n"),
-    (rules.opening, '"""Text."""\nimport os\n'),
     (rules.past_the_seams, "def f():\n    with open('x'):\n        pass\n"),
     (rules.past_the_seams, "import os\nos.fsync(3)\n"),
     (rules.past_the_seams, "from os import fdatasync\n"),
@@ -215,13 +169,6 @@ PLANTED = [
     (rules.past_the_seams, "from random import choice\n"),
     (rules.past_the_seams, "Path('x').read_text()\n"),
     (rules.past_the_seams, "import datetime\ndatetime.datetime.now()\n"),
-    (rules.broad_excepts, "try:\n    f()\nexcept Exception:\n    pass\n"),
-    (rules.broad_excepts, "try:\n    f()\nexcept:\n    pass\n"),
-    (
-        rules.broad_excepts,
-        "try:\n    f()\nexcept (OSError, BaseException) as e:\n    raise X from e\n",
-    ),
-    (rules.unnumbered_notes, "# TO" + "DO: later\n"),
     (rules.foreign_places, "see https://py" + "pi.org/simple\n"),
     (rules.foreign_places, "path = '/ho" + "me/me/x'\n"),
     (rules.weak_tests, "def test_a():\n    assert 1\n"),
@@ -242,10 +189,7 @@ def test_each_rule_finds_what_it_forbids(rule, text):
 
 FINE = [
     (rules.too_long, "def f():\n" + "    x = 1\n" * 69),
-    (rules.opening, '"""Text."""\n'),
     (rules.past_the_seams, "self._fs.open('x')\nclock.monotonic()\nfile.sync()\n"),
-    (rules.broad_excepts, "try:\n    f()\nexcept BaseException:\n    g()\n    raise\n"),
-    (rules.unnumbered_notes, "# TO" + "DO(#12): later\n"),
     (rules.foreign_places, "path = '/tmp/x'; url = 'https://example.org/home/x'\n"),
     (rules.weak_tests, 'def f():\n    assert 1\ndef test_a():\n    """Text."""\n    f()\n'),
     (rules.reasonless_ignores, '[tool.ruff.lint]\nignore = [\n  "E501",  # a reason\n]\n'),
@@ -256,10 +200,3 @@ FINE = [
 def test_no_rule_finds_what_is_fine(rule, text):
     """Good code passes."""
     assert not rule(text)
-
-
-def test_the_files_are_found():
-    """The rules look at the product: its modules parse and are many."""
-    files = python_files("src")
-    assert SOURCE / "errors.py" in files
-    assert all(isinstance(rules.parsed(path.read_bytes()), ast.Module) for path in files)
