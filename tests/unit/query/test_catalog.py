@@ -49,13 +49,6 @@ def test_describe_tells_columns_and_types(engine):
     assert names == ["_offset", "_time", "_part", "_op", "n"]
 
 
-def test_summarize_reads_the_records(engine):
-    """SUMMARIZE tells of the values in both tiers."""
-    rows = {row[0]: row for row in engine.query("SUMMARIZE events").rows()}
-    assert rows["id"][2:4] == ("0", "3")
-    assert rows["_offset"][10] == 4
-
-
 def test_information_schema_describes_every_view(engine):
     """Tables, columns and schemata are those of the topics, and can be queried like any table."""
     sql = "SELECT table_schema, table_name, table_type FROM information_schema.tables ORDER BY ALL"

@@ -170,14 +170,6 @@ def test_a_large_result_is_read_as_it_is_asked_for(engine, part):
         result.arrow()
 
 
-def test_a_large_result_can_be_taken_whole(engine, part):
-    """As a table all of it is there, and can be taken again."""
-    result = engine.query(LONG)
-    assert result.arrow().num_rows == 3_000_000
-    assert result.arrow().column("i")[2_999_999].as_py() == 2_999_999
-    assert engine.running() == []
-
-
 @pytest.mark.parametrize("how", ["close", "context", "forget"])
 def test_a_result_that_is_dropped_frees_what_it_holds(engine, part, how):
     """Closing, leaving the block and forgetting a result end its query."""
@@ -313,21 +305,6 @@ def test_results_take_every_form(engine):
     assert result.pl().rows() == [(1, "one")]
 
 
-def test_now_is_one_moment_in_conditions_and_rows(engine):
-    """`now()` that pruned and `now()` that was compared are the same."""
-    sql = "SELECT count(*) FROM events WHERE _time <= now() AND now() = now()"
-    assert engine.query(sql).rows() == [(1,)]
-
-
-def test_min_offset_and_as_of_reach_the_sources(engine):
-    """What a snapshot must have and may have is for the sources to decide."""
-    assert engine.query("SELECT id FROM events", min_offset=0).rows() == [(1,)]
-    with pytest.raises(InvalidRequest, match="offset=5"):
-        engine.query("SELECT id FROM events", min_offset=5)
-    assert engine.query("SELECT id FROM events", as_of_offset=0).rows() == []
-    assert engine.running() == []
-
-
 def test_a_closed_engine_refuses_and_keeps_results(shared):
     """Closing cancels what runs; what was read ahead stays readable."""
     engine = shared.engine(result_bytes_ahead=1 << 16)
@@ -344,28 +321,6 @@ def test_a_closed_engine_refuses_and_keeps_results(shared):
     for sql in ("SELECT id FROM events", "SELECT 1", "SELECT id FROM events WHERE id = 1"):
         with pytest.raises(Closed):
             engine.query(sql)
-    engine.close()
-
-
-def test_many_threads_query_at_once(shared):
-    """Results of queries in parallel do not mix."""
-    engine = shared.engine(concurrency_max=3, wait_s=30)
-    found = {}
-
-    def work(number):
-        for turn in range(6):
-            sql = f"SELECT {number} + sum(i) FROM range({turn * 1000}) t(i), events"
-            found[number, turn] = engine.query(sql).rows()
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for (number, turn), rows in found.items():
-        count = turn * 1000
-        assert rows == [(number + count * (count - 1) // 2 if count else None,)]
-    assert len(found) == 36
     engine.close()
 
 

@@ -10,7 +10,6 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from frazil.model import OP_DELETE
 from frazil.tiers.disk.format import ColumnRange
 from tests.unit.query.small_tiers import EPOCH, SmallTiers
 
@@ -262,14 +261,3 @@ def test_facts_of_another_kind_exclude_nothing(tiers, engine):
     part.flush()
     part.files[0].columns["n"] = ColumnRange("a", b"b", 0)
     assert engine.query("SELECT n FROM strange WHERE n > 0").rows() == [(1,)]
-
-
-def test_deleted_rows_and_dead_ones_stay_hidden_behind_conditions(tiers, engine):
-    """A condition on a keyed topic that only an old version of a row fulfils finds nothing."""
-    part = tiers.create("users", {"id": pa.int64(), "v": pa.int64()}, key=["id"])
-    part.append({"id": 1, "v": 10}, {"id": 2, "v": 20})
-    part.flush()
-    part.append({"id": 1, "v": 11})
-    part.append({"id": 2, "v": None}, op=OP_DELETE)
-    assert engine.query("SELECT id FROM users WHERE v < 20.5 AND v >= 10").rows() == [(1,)]
-    assert engine.query("SELECT id FROM users WHERE v = 10 OR v = 20").rows() == []

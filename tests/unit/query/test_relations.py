@@ -12,7 +12,7 @@ import pytest
 from frazil.errors import CorruptionError
 from frazil.model import OP_DELETE, OP_INSERT, OP_NAMES, OP_UPDATE, OP_UPSERT
 from frazil.query.views import duckdb_type
-from tests.unit.query.small_tiers import EPOCH, SmallTiers, schema_of
+from tests.unit.query.small_tiers import EPOCH, SmallTiers
 
 PAIR = {"id": pa.int64(), "v": pa.string()}
 
@@ -89,18 +89,6 @@ def test_a_keyed_view_is_the_fold_of_its_changes(tiers, engine, seed):
     for a, b in asked:
         found = engine.query("SELECT _offset, a, b, v FROM users WHERE b = ? AND a = ?", [b, a])
         assert found.rows() == ([state[a, b]] if (a, b) in state else [])
-
-
-def test_the_log_of_an_unkeyed_topic_says_append(tiers, engine):
-    """Every record of a topic without key is an append, in both tiers."""
-    part = tiers.create("events", PAIR)
-    fill(part, 6)
-    part.flush(3)
-    rows = engine.query('SELECT _offset, _op, id FROM "events$log"').rows()
-    assert rows == [(n, "append", n) for n in range(6)]
-    assert engine.query('SELECT _op, count(*) FROM "events$log" GROUP BY 1').rows() == [
-        ("append", 6)
-    ]
 
 
 def test_state_and_log_of_one_topic_in_one_statement(tiers, engine):
@@ -269,8 +257,3 @@ def test_every_type_is_the_same_in_memory_and_in_files(tiers, engine):
     assert engine.query("SELECT * FROM wide").schema == hot == joined
     part.append(dict.fromkeys(columns))
     assert engine.query("SELECT * FROM wide").schema == hot
-
-
-def test_schema_of_numbers_columns():
-    """The schemas of these tests carry ids as the topics' do."""
-    assert schema_of({"a": (7, pa.int8())}).field("a").metadata == {b"frazil.id": b"7"}
