@@ -1,16 +1,21 @@
-"""Fixtures of the tests of the lake: one engine a module."""
+"""Engines of the tests: of the lake one a module, of the tiers worlds on simulated disks."""
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
-from tests.integration.engine.lake_engine import opened
+from tests.crash.engine_world import many_lives
+from tests.integration.engine.lake_engine import opened as lake_opened
+from tests.integration.engine.tier_world import World
+from tests.support import SimulatedCrash
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """One engine for all tests that do not open another."""
-    with opened(tmp_path_factory.mktemp("lake")) as found:
+    with lake_opened(tmp_path_factory.mktemp("lake")) as found:
         yield found
 
 
@@ -25,3 +30,19 @@ def stand_in(world):
     """Return the shared engine's worker, without any fault."""
     yield world[1]
     world[1].die_at, world[1].refuse, world[1].slow_s, world[1].answers = "", None, 0.0, {}
+
+
+@pytest.fixture
+def opened():
+    """Return a function that makes a world with tiers; all of them are closed in the end."""
+    worlds = []
+
+    def make(**settings):
+        worlds.append(World(**settings))
+        return worlds[-1]
+
+    with many_lives():
+        yield make
+        for each in worlds:
+            with contextlib.suppress(SimulatedCrash):
+                each.db.close()

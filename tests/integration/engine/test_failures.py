@@ -171,7 +171,7 @@ def test_publishing_stops_before_the_disk_is_full_and_resumes(tmp_path):
         assert db.stats()["health"] == "ok"
 
 
-def wait_until(condition, seconds=5.0):
+def wait_until(condition, seconds=30.0):
     """Wait for what the engine does by itself."""
     pause = threading.Event()
     for _ in range(int(seconds / 0.01)):

@@ -8,25 +8,11 @@ import pytest
 
 from frazil.errors import InvalidRequest, Overloaded
 from tests.integration.engine.opening import open_small
-from tests.integration.engine.tier_world import World, noise
+from tests.integration.engine.tier_world import noise
 
 COLUMNS = {"id": "long", "v": "binary"}
 QUOTA = 100_000
 CAP = 1 << 20
-
-
-@pytest.fixture
-def opened():
-    """Open worlds and close their engines at the end."""
-    worlds = []
-
-    def open_world(**settings):
-        worlds.append(World(**settings))
-        return worlds[-1]
-
-    yield open_world
-    for world in worlds:
-        world.db.close()
 
 
 def keyed(world, name="k", **options):

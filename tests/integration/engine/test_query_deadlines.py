@@ -79,16 +79,6 @@ def test_others_get_at_the_topic_while_a_query_folds(unfolded):
     assert len(set(seen)) > 2, seen
 
 
-def test_a_query_that_was_cancelled_folds_nothing(unfolded):
-    """Cancelling ends the work before DuckDB, too."""
-    engine, tiers = unfolded
-    queries = engine.queries()
-    with pytest.raises(Unavailable, match="cancelled"):
-        queries.query(COUNT, on_begin=queries.cancel)
-    assert tiers.keyed.folded_to < 0
-    assert engine.query(COUNT).rows() == [(KEYS, ROWS - 1)]
-
-
 def test_records_without_a_key_are_not_decoded_either(tmp_path):
     """Nor are rows made Arrow for a query that was cancelled."""
     with open_small(tmp_path) as engine:

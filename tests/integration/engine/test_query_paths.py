@@ -187,18 +187,6 @@ def test_a_time_limit_is_a_number_above_zero(db, timeout_s):
     assert db.query("SELECT count(*) FROM t", timeout_s=5).rows() == [(1,)]
 
 
-def test_times_have_one_zone_whatever_the_way(db):
-    """The zone of `_time` is the same object's kind by index, by scan and out of files."""
-    db.create_topic("t", {"id": pa.int64()}, primary_key="id").upsert(id=1)
-    ways = ["SELECT _time FROM t WHERE id = 1", "SELECT _time FROM t WHERE id + 0 = 1"]
-    found = [db.query(sql).rows()[0][0] for sql in ways]
-    db.tiers.flush()
-    db.tiers.evict()
-    found += [db.query(sql).rows()[0][0] for sql in ways]
-    assert len(set(found)) == 1
-    assert len({repr(each) for each in found}) == 1
-
-
 @pytest.mark.parametrize("call", ["flush", "evict"])
 def test_a_topic_that_is_just_deleted_is_named(db, call):
     """A move of a topic whose tiers are gone already says which topic it was."""

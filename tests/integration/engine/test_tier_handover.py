@@ -11,21 +11,7 @@ from frazil.errors import Conflict
 from frazil.tiers import merge_once
 from tests.integration.engine.opening import declare_gap, open_small, payloads_of, rotate, rows_of
 from tests.integration.engine.test_failures import wait_until
-from tests.integration.engine.tier_world import World, noise
-
-
-@pytest.fixture
-def opened():
-    """Open worlds and close their engines at the end."""
-    worlds = []
-
-    def open_world(**settings):
-        worlds.append(World(**settings))
-        return worlds[-1]
-
-    yield open_world
-    for world in worlds:
-        world.db.close()
+from tests.integration.engine.tier_world import noise
 
 
 @pytest.mark.parametrize("seed", range(20))

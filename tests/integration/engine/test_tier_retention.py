@@ -6,23 +6,9 @@ import pytest
 
 from frazil.errors import NotFound, Overloaded
 from tests.integration.engine.opening import column_of, payloads_of, rotate
-from tests.integration.engine.tier_world import KEEP_S, World, noise
+from tests.integration.engine.tier_world import KEEP_S, noise
 
 CAP = 1 << 20
-
-
-@pytest.fixture
-def opened():
-    """Open worlds and close their engines at the end."""
-    worlds = []
-
-    def open_world(**settings):
-        worlds.append(World(**settings))
-        return worlds[-1]
-
-    yield open_world
-    for world in worlds:
-        world.db.close()
 
 
 def fill(world, topic, count=3, size=1000):
@@ -121,23 +107,6 @@ def test_a_stuck_part_does_not_pin_the_shared_journal(opened):
     assert column_of(topic.parts[1], "id") == held * 4
 
 
-def test_everything_is_there_after_a_restart(opened):
-    """Files serve what the log gave up before the engine was closed."""
-    world = opened()
-    topic = world.db.create_topic("t")
-    records = fill(world, topic)
-    topic.hold("slow", 1)
-    rotate(world.db)
-    world.move()
-    assert topic.runtime.state.start == 3
-    topic.append(b"last")
-    world.db.close()
-    topic = world.open().topic("t")
-    assert payloads_of(topic) == [*records, b"last"]
-    assert topic.describe()["holds"] == {"slow": 1}
-    assert topic.append(b"y").offset == 4
-
-
 # -- retention -----------------------------------------------------------------------------------
 
 
@@ -178,35 +147,6 @@ def test_files_go_by_bytes(opened):
     assert 0 < start_of(topic) < 6
     assert payloads_of(topic) == records[start_of(topic) :]
     assert start_of(other) == 0
-
-
-def test_a_slow_topics_old_files_go_though_new_ones_come(opened):
-    """Small files are joined, but never so many that the oldest record outlives its time by much."""
-    world = opened()
-    topic = world.db.create_topic("t", retention_age="8h")
-    for _ in range(16 * 6):
-        topic.append(noise(1))
-        world.db.tiers.flush()
-        rotate(world.db)
-        world.round(600)
-    kept = topic.runtime.state.next - start_of(topic)
-    assert 8 * 6 <= kept <= 9 * 6 + 1
-    assert world.files(topic) <= 9 * 4
-    assert len(payloads_of(topic)) == kept
-
-
-def test_rows_of_a_keyed_topic_outlive_retention(opened):
-    """Retention by age or bytes takes no row of a keyed topic: they are its state."""
-    world = opened(retention_age_s=1.0, retention_bytes=0)
-    topic = world.db.create_topic("t", {"id": "long", "n": "long"}, primary_key="id")
-    for number in range(3):
-        topic.upsert(id=number, n=number)
-        world.db.tiers.flush()
-    world.move()
-    world.round(3600)
-    assert start_of(topic) == 0
-    assert [topic.get(number) for number in range(3)] == [{"id": n, "n": n} for n in range(3)]
-    assert world.db.query("SELECT count(*) FROM t").rows() == [(3,)]
 
 
 def test_a_clock_that_jumps_takes_no_file(opened):
@@ -384,21 +324,6 @@ def test_a_full_cap_evicts_what_is_committed_and_nothing_else(opened):
     assert start_of(topic) == 12
     with pytest.raises(Overloaded, match="disk tier is full"):
         topic.append(b"x")
-
-
-def test_a_hold_keeps_committed_files_from_the_cap(opened):
-    """Files that a hold needs are not evicted, committed or not."""
-    world, topic, records = full_world(opened)
-    topic.hold("h", 0)
-    world.db.tiers.disk.set_committed(topic.runtime.state.id, 20)
-    world.round(1)
-    assert payloads_of(topic) == records
-    with pytest.raises(Overloaded, match="disk tier is full"):
-        topic.append(b"x")
-    topic.drop("h")
-    world.round(1)
-    assert start_of(topic) == 4
-    assert topic.append(b"x").offset == 20
 
 
 # -- deleted topics ------------------------------------------------------------------------------

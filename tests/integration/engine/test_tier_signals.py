@@ -7,18 +7,11 @@ import time
 
 from frazil.topic import signals
 from tests.integration.engine.opening import open_small
+from tests.integration.engine.test_failures import wait_until
 
 BUDGET = 32 << 20
 TIERS = {"rss_base_bytes": 64 << 30}
 """Other tests of the same process take memory, too: only what is counted is to count."""
-
-
-def wait_until(condition, seconds=20.0):
-    """Wait until something is so, for a while."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_reason_of_a_flush_is_told_counted_and_shown(tmp_path, caplog, monkeypatch):

@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from frazil.errors import CorruptionError, InvalidRequest, Overloaded
-from frazil.tiers import flush_set, merge_once, topic_tiers
-from tests.crash.engine_world import many_lives
+from frazil.tiers import flush_set, topic_tiers
 from tests.integration.engine.opening import (
     LOG_ALONE,
     column_of,
@@ -19,24 +18,8 @@ from tests.integration.engine.opening import (
     rotate,
     small_settings,
 )
-from tests.integration.engine.tier_world import KEEP_S, World, noise
+from tests.integration.engine.tier_world import KEEP_S, noise
 from tests.support import SimulatedCrash
-
-
-@pytest.fixture
-def opened():
-    """Return a function that makes a world; all of them are closed in the end."""
-    worlds = []
-
-    def make(**settings):
-        worlds.append(World(**settings))
-        return worlds[-1]
-
-    with many_lives():
-        yield make
-        for world in worlds:
-            with contextlib.suppress(SimulatedCrash):
-                world.db.close()
 
 
 def lose_power(world):
@@ -187,20 +170,24 @@ def watch_rebuilds(tiers):
     return free
 
 
-def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
-    """The fold of a flush finds a base row's file damaged; it is rebuilt and the flush goes on."""
+def changed_over_damage(opened):
+    """Damage the file of a keyed topic, change all its rows; return the topic, the rebuilds."""
     world = opened(tiers={"index_share": 0.0})
-    topic = keyed_topic(world)
+    keyed_topic(world)
     world.db.close()
-    db = world.open()
-    topic = db.topic("keyed")
+    topic = world.open().topic("keyed")
     topic.runtime.tiers.ensure_loaded()
     assert not topic.runtime.tiers.keyed.complete
-    [path] = file_paths(world, topic)
-    spoil(world, path)
+    spoil(world, *file_paths(world, topic))
     free = watch_rebuilds(topic.runtime.tiers)
     for k in range(50):
         topic.upsert(k=k, v=1)
+    return world.db, topic, free
+
+
+def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
+    """The fold of a flush finds a base row's file damaged; it is rebuilt and the flush goes on."""
+    db, topic, free = changed_over_damage(opened)
     assert db.tiers.flush() == {"/default/keyed": 100}
     assert free == [True]
     assert topic.get(3) == {"k": 3, "v": 1}
@@ -210,17 +197,7 @@ def test_a_flush_that_meets_a_damaged_file_does_not_wait_for_itself(opened):
 
 def test_a_query_that_meets_a_damaged_file_is_answered_at_once(opened):
     """The fold of a query finds a base row's file damaged: it is rebuilt and the query goes on."""
-    world = opened(tiers={"index_share": 0.0})
-    keyed_topic(world)
-    world.db.close()
-    db = world.open()
-    topic = db.topic("keyed")
-    topic.runtime.tiers.ensure_loaded()
-    [path] = file_paths(world, topic)
-    spoil(world, path)
-    free = watch_rebuilds(topic.runtime.tiers)
-    for k in range(50):
-        topic.upsert(k=k, v=1)
+    db, _topic, free = changed_over_damage(opened)
     assert db.query("SELECT count(*), sum(v) FROM keyed").rows() == [(50, 50)]
     assert free == [True]
 
@@ -250,23 +227,6 @@ def test_one_topics_lost_file_keeps_no_other_from_moving(opened):
     assert db.query("SELECT count(*) FROM other").rows() == [(50,)]
     with pytest.raises(CorruptionError):
         topic.get(1000)
-
-
-def test_a_damaged_file_is_left_out_of_merges(opened):
-    """Sets around a damaged one are joined, and nobody reads the damaged one for it."""
-    world = opened()
-    topic = world.db.create_topic("plain", {"n": "long"})
-    for n in range(12):
-        topic.append(n=n)
-        world.db.tiers.flush()
-    disk, number = world.db.tiers.disk, topic.runtime.state.id
-    topic.runtime.tiers.rebuild = lambda _file: False
-    broken = disk.files(number)[3]
-    spoil(world, disk.path(broken))
-    disk.damage.report(broken, "said by a test")
-    while merge_once(disk, number):
-        pass
-    assert [(file.set_first, file.set_end) for file in disk.files(number)][-2:] == [(3, 4), (4, 12)]
 
 
 # -- columns that change ---------------------------------------------------------------------
