@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 
-from frazil.errors import Unavailable
+from frazil.errors import FrazilError
 from frazil.metadata import SqliteStore, Transaction, entries
-from tests.support import (
-    Fault,
-    FaultyFileSystem,
-    SimulatedClock,
-    SimulatedCrash,
-    SimulatedFileSystem,
-)
+from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
+from tests.support.simulated_fs import SimulatedFile
 
 PATH = "/data/metadata.db"
 SEEDS = 12
@@ -81,6 +77,11 @@ def run(disk, transactions):
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_crash_at_every_sync_point_keeps_what_was_acked(seed):
     """After a crash at any point, also in recovery, all acked transactions are there, whole."""
+    assert crash_everywhere(seed) > 10
+
+
+def crash_everywhere(seed):
+    """Crash at each sync point, and once more in the recovery; return how many points there are."""
     transactions, contents = random_transactions(seed)
     whole = new_disk(seed)
     assert run(whole, transactions) == len(transactions)
@@ -100,6 +101,7 @@ def test_crash_at_every_sync_point_keeps_what_was_acked(seed):
             where = f"seed={seed} point={point} clone={clone_seed}"
             assert max(acked, acked_again) <= count, where
             assert content == contents[count], where
+    return points
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -126,30 +128,32 @@ def test_power_loss_after_a_kill_and_a_restart_keeps_what_the_restart_saw(seed):
         store.close()
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_what_a_restart_reads_after_a_failed_sync_stays(seed):
-    """After a failed sync the next process may read more than was acked; then it must stay."""
-    transactions, contents = random_transactions(seed)
-    for nth in range(1, 200):
-        disk = new_disk(seed)
-        faulty = FaultyFileSystem(disk, [Fault("sync", nth)])
-        acked = 0
-        try:
-            with open_store(faulty) as store:
-                for transaction in transactions:
-                    store.commit(transaction)
-                    acked += 1
-        except Unavailable:
-            pass
-        if not faulty.fired:
-            return
-        restarted = disk.kill_clone()
-        store = open_store(restarted)
-        count, content = observed(store)
-        assert acked <= count <= acked + 1
-        assert content == contents[count]
-        for clone_seed in range(CLONES):
-            with open_store(restarted.crash_clone(clone_seed)) as survivor:
-                assert observed(survivor) == (count, content), f"seed={seed} nth={nth}"
-        store.close()
-    pytest.fail("the sweep did not end")
+class LazyFile(SimulatedFile):
+    def sync(self):
+        self._file_system.reach_sync_point("before sync", self._path)
+
+
+class SyncsNothing(SimulatedFileSystem):
+    """A planted bug: syncs succeed and do nothing."""
+
+    def open(self, path, mode):
+        file = super().open(path, mode)
+        return LazyFile(self, file._inode, path, writable=True)
+
+
+class SyncsNoDirectory(SimulatedFileSystem):
+    """A planted bug: names are never made durable."""
+
+    def sync_directory(self, path):
+        if path == "/":
+            super().sync_directory(path)
+        self.reach_sync_point("before sync_directory", path)
+
+
+@pytest.mark.parametrize("broken", [SyncsNothing, SyncsNoDirectory])
+def test_a_disk_that_does_not_sync_is_noticed(broken, monkeypatch):
+    """The crash test has the power to find a missing sync of a file or of a directory."""
+    monkeypatch.setattr(sys.modules[__name__], "SimulatedFileSystem", broken)
+    with pytest.raises((AssertionError, FrazilError)):
+        for seed in range(SEEDS):
+            crash_everywhere(seed)
