@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import attrs
 import grpc
 import pytest
 from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 import frazil
-from frazil.serve.danube.consumer_ids import ConsumerIds
-from frazil.serve.danube.consumers import Consumers
-from frazil.serve.danube.discovery import Discovery
-from frazil.serve.danube.producers import Producers
 from frazil.serve.danube.proto.danube_pb2 import (
     AckRequest,
     AckResponse,
@@ -28,15 +23,17 @@ from frazil.serve.danube.proto.danube_pb2 import (
     ReceiveRequest,
     StreamMessage,
 )
-from frazil.serve.danube.topics import Topics
-from frazil.serve.danube.unreliable import Unreliable
-from frazil.serve.grpc.router import Router, Stream, Unary, awaited
+from frazil.serve.danube.routes import Services
+from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
-from frazil.subscribe import Deliveries, SubscriptionSettings
+from tests.servers.running import free_port
 
 SETTINGS = {"log.ballast_bytes": 0, "log.free_bytes_min": 0, "log.free_ratio_min": 0}
 SECONDS_MAX = 60
 TOPIC = "/default/t"
+BROKER_ID = "17"
+CREATE = "/danube.ProducerService/CreateProducer"
+SEND = "/danube.ProducerService/SendMessage"
 SUBSCRIBE = "/danube.ConsumerService/Subscribe"
 RECEIVE = "/danube.ConsumerService/ReceiveMessages"
 ACK = "/danube.ConsumerService/Ack"
@@ -44,70 +41,32 @@ NACK = "/danube.ConsumerService/Nack"
 HEALTH = "/danube.HealthCheck/HealthCheck"
 
 
-@attrs.define
-class Broker:
+class Broker(Services):
     """What serves, for tests that look inside."""
 
-    db: object
+    db: frazil.Engine
     port: int
-    topics: Topics
-    deliveries: Deliveries
-    settings: SubscriptionSettings
-    unreliable: Unreliable
-    ids: ConsumerIds
-    consumers: Consumers
-    discovery: Discovery
-    server: Server | None = None
-
-    def routes(self, producers):
-        consumers, discovery = self.consumers, self.discovery
-        return {
-            "/danube.ProducerService/CreateProducer": Unary(awaited(producers.create)),
-            "/danube.ProducerService/SendMessage": Unary(producers.send),
-            "/danube.Discovery/TopicLookup": Unary(discovery.look_up),
-            "/danube.Discovery/TopicPartitions": Unary(discovery.partitions),
-            HEALTH: Unary(discovery.health),
-            SUBSCRIBE: Unary(awaited(consumers.subscribe)),
-            RECEIVE: Stream(consumers.receive),
-            ACK: Unary(consumers.ack),
-            NACK: Unary(consumers.nack),
-        }
+    url: str
+    server: Server
 
 
 @contextlib.asynccontextmanager
-async def broker(path, port, *, window=10):
-    """Serve a data directory in this process; the window is that of subscription `s` of TOPIC."""
-    loop = asyncio.get_running_loop()
-    with frazil.open(path, **SETTINGS) as db:
-        topics = Topics(db)
-        settings = SubscriptionSettings(db)
-        settings.load()
+async def broker(path, port=0, **settings):
+    """Serve a data directory in this process: the calls of both ports on one."""
+    with frazil.open(path, **{**SETTINGS, **settings}) as db:
+        port = port or free_port()
         url = f"http://127.0.0.1:{port}"
-        deliveries = Deliveries(db, settings, loop=loop, broker=url)
-        unreliable = Unreliable(loop)
-        ids = ConsumerIds(db)
-        producers = Producers(topics, unreliable=unreliable)
-        consumers = Consumers(
-            deliveries,
-            topics,
-            unreliable,
-            ids,
-            url=url,
-        )
-        discovery = Discovery(topics, producers, url=url, consumers=consumers)
-        world = Broker(
-            db, port, topics, deliveries, settings, unreliable, ids, consumers, discovery
-        )
-        world.server = Server(Router(world.routes(producers)))
+        addresses = {"advertised_url": url, "admin_url": "http://a:1", "http_url": "http://h:1"}
+        world = Broker(db, addresses=addresses)
+        world.db, world.port, world.url, world.broker_id = db, port, url, BROKER_ID
+        world.server = Server(Router({**world.data_routes(), **world.admin_routes()}))
         await world.server.start("127.0.0.1", port)
         try:
             yield world
         finally:
-            discovery.is_closing = True
-            consumers.close()
+            world.begin_close()
             await world.server.drain(0.1)
-            await deliveries.close()
-            unreliable.close()
+            await world.close()
 
 
 async def connect(port):
@@ -186,16 +145,16 @@ class Caller:
     def __init__(self, port):
         # Without probing, windows stay as small as they begin: what is not read is not sent.
         options = [("grpc.http2.bdp_probe", 0)]
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
 
     async def __aenter__(self):
         return self
 
     async def __aexit__(self, *_):
-        await self._channel.close()
+        await self.channel.close()
 
     async def ask(self, path, request, reply):
-        call = self._channel.unary_unary(
+        call = self.channel.unary_unary(
             path,
             request_serializer=type(request).SerializeToString,
             response_deserializer=reply.FromString,
@@ -219,7 +178,7 @@ class Caller:
 
     def receive(self, consumer_id):
         """Open a stream."""
-        call = self._channel.unary_stream(
+        call = self.channel.unary_stream(
             RECEIVE,
             request_serializer=ReceiveRequest.SerializeToString,
             response_deserializer=StreamMessage.FromString,

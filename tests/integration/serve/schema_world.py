@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 
 import grpc
 import pytest
-from danube import DanubeClientBuilder, DispatchStrategy, SchemaType
+from danube import DispatchStrategy, SchemaType
 
-import frazil
-from frazil.serve.danube.admin import Acts
-from frazil.serve.danube.discovery import Discovery
-from frazil.serve.danube.producers import Producers
 from frazil.serve.danube.proto import danube_schema_pb2 as wire
-from frazil.serve.danube.registry_service import Schemas
-from frazil.serve.danube.topics import Topics
-from frazil.serve.grpc.router import Router, Unary, awaited
-from frazil.serve.grpc.server import Server
-from tests.integration.serve.test_publishing import (
-    CREATE,
-    HEALTH,
-    LOOK_UP,
-    PARTITIONS,
-    SEND,
-    SETTINGS,
-    Caller,
-)
-from tests.servers.running import free_port
+from tests.integration.serve.consuming_world import Caller, broker, connect
 
 REGISTRY = "/danube_schema.SchemaRegistry/"
 TOPIC = "/default/t"
@@ -41,8 +23,8 @@ def text_of(value):
 class World:
     """A broker with a registry, and the client that talks to it."""
 
-    def __init__(self, url, db, schemas, client, caller):
-        self.url, self.db, self.schemas = url, db, schemas
+    def __init__(self, serving, client, caller):
+        self.url, self.db, self.schemas = serving.url, serving.db, serving.schemas
         self.client, self.caller = client, caller
         self.registry = client.schema()
 
@@ -76,8 +58,7 @@ class World:
     async def refused(self, name, **fields):
         """Return code and text of a call of the registry that must fail."""
         request = getattr(wire, f"{name}Request")(**fields)
-        code, text = await self.caller.refused(REGISTRY + name, request, _reply_of(name))
-        return code.name, text
+        return await self.caller.refused(REGISTRY + name, request, _reply_of(name))
 
     async def enforce(self, topic=TOPIC, *, payload=True):
         reply = await self.registry.update_topic_validation_policy(topic, "ENFORCE", payload)
@@ -95,41 +76,13 @@ def _reply_of(name):
     return getattr(wire, f"{name}Response")
 
 
-@contextlib.asynccontextmanager
-async def world(path):
-    """Serve a data directory in this process with producers and the registry."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with frazil.open(path, **SETTINGS) as db:
-        topics = Topics(db)
-        schemas = Schemas(db, topics)
-        producers = Producers(topics, schemas=schemas)
-        discovery = Discovery(topics, producers, url=url)
-        routes = {
-            CREATE: Unary(awaited(producers.create)),
-            SEND: Unary(producers.send),
-            LOOK_UP: Unary(discovery.look_up),
-            PARTITIONS: Unary(discovery.partitions),
-            HEALTH: Unary(discovery.health),
-            **schemas.routes(Acts()),
-        }
-        server = Server(Router(routes))
-        await server.start("127.0.0.1", port)
-        client = await DanubeClientBuilder().service_url(url).build()
-        try:
-            async with Caller(port) as caller:
-                yield World(url, db, schemas, client, caller)
-        finally:
-            await server.drain(0.5)
-            await schemas.close()
-
-
 def in_world(path, scene):
     """Run a scene, a coroutine function of a world, with a broker of its own."""
 
     async def play():
-        async with world(path) as w:
-            return await scene(w)
+        async with broker(path) as serving, Caller(serving.port) as caller:
+            client = await connect(serving.port)
+            return await scene(World(serving, client, caller))
 
     return asyncio.run(play())
 

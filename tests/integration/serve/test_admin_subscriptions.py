@@ -8,7 +8,7 @@ import pytest
 
 from frazil.schema import Message
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
-from frazil.subscribe import FailurePolicy, Poison
+from frazil.subscribe import Poison
 from frazil.topic import StateTag
 from tests.integration.serve.consuming_world import end_of, next_of
 from tests.integration.serve.test_admin_topics import PARTS, new, wide
@@ -23,9 +23,6 @@ HOW = {
     "base_redelivery_delay_ms": 50,
     "max_redelivery_delay_ms": 60_000,
 }
-FIXED_TO_DEAD = wire.SubscriptionFailurePolicy(
-    **HOW, backoff_strategy=0, poison_policy=0, dead_letter_topic="/default/dead"
-)
 DROP = wire.SubscriptionFailurePolicy(**HOW, backoff_strategy=1, poison_policy=2)
 USUAL = wire.SubscriptionFailurePolicy(
     max_redelivery_count=5,
@@ -68,36 +65,6 @@ async def window_of(admin, **name):
 async def listed(admin, topic="/default/t"):
     reply = await admin.ask("ListSubscriptions", wire.TopicRequest(name=topic))
     return list(reply.subscriptions)
-
-
-def test_a_policy_set_before_the_subscription_exists_is_read_back_and_counts(tmp_path):
-    """It survives a restart, the subscription is opened with it, and its type is told then."""
-
-    async def decide(admin):
-        await admin.ask("CreateTopic", new("/default/t"))
-        assert (await set_policy(admin, FIXED_TO_DEAD)).success
-        assert (await set_window(admin, 10_000)).success
-        assert await policy_of(admin) == (FIXED_TO_DEAD, 0)
-
-    async def use(admin):
-        before = await policy_of(admin), await window_of(admin), await listed(admin)
-        await admin.reading(kind=3)
-        found = admin.services.deliveries.find("/default/t", "s")
-        after = await policy_of(admin), await window_of(admin), await listed(admin)
-        return before, after, found.policy
-
-    before, after, policy = run(tmp_path, decide, use)
-    assert before == ((FIXED_TO_DEAD, 0), 10_000, [])
-    assert after == ((FIXED_TO_DEAD, 3), 10_000, ["s"])
-    assert policy == FailurePolicy(
-        max_redelivery_count=0,
-        ack_timeout_ms=200,
-        base_redelivery_delay_ms=50,
-        max_redelivery_delay_ms=60_000,
-        backoff=0,
-        poison=Poison.DEAD_LETTER,
-        dead_letter_topic="/default/dead",
-    )
 
 
 def test_a_window_counts_for_a_subscription_at_work(tmp_path):

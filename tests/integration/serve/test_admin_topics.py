@@ -165,28 +165,6 @@ def test_a_deleted_topic_takes_everything_along(tmp_path, name):
     assert names == [(name, "17", "NonReliable")]
 
 
-def test_an_unloaded_topic_sends_its_consumers_away_and_takes_them_back(tmp_path):
-    """Streams end with UNAVAILABLE; who comes again, with the same id, goes on where the acks were."""
-
-    async def scene(admin):
-        await admin.ask("CreateTopic", new("/default/t"))
-        identity, stream = await admin.reading()
-        await admin.publish(b"first", b"second")
-        first, second = await next_of(stream), await next_of(stream)
-        await admin.clients.ack(first.msg_id.topic_offset)
-        reply = await admin.ask("UnloadTopic", wire.TopicRequest(name="/default/t"))
-        end = await end_of(stream)
-        again = await next_of(admin.clients.receive(identity))
-        refusal = await admin.refused("UnloadTopic", wire.TopicRequest(name="/default/none"))
-        return reply.success, end, second.payload, again.payload, refusal
-
-    success, end, second, again, refusal = run(tmp_path, scene)
-    assert success
-    assert end[0] == "UNAVAILABLE"
-    assert again == second == b"second"
-    assert refusal == ("NOT_FOUND", "Unable to find the topic: /default/none")
-
-
 def test_topics_without_storage_are_unloaded_and_deleted_too(tmp_path):
     """Their subscriptions are listed while they are there, and their streams end."""
 

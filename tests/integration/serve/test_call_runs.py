@@ -8,6 +8,7 @@ import time
 import pytest
 
 import frazil
+from frazil.errors import InvalidRequest
 from frazil.registry import NewSchema
 from frazil.serve.danube.messages import request_id_reply
 from frazil.serve.danube.proto.danube_pb2 import (
@@ -27,7 +28,7 @@ from frazil.serve.grpc.router import Router
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.connection import Connection
 from frazil.serve.h2.limits import ServerLimits
-from tests.integration.serve.test_publishing_turns import Picky
+from frazil.topic import MessageCodec
 from tests.unit.serve.h2.peer import REQUEST, Peer
 
 pytestmark = pytest.mark.integration
@@ -44,6 +45,16 @@ ACK = "/danube.ConsumerService/Ack"
 CREATE = "/danube.ProducerService/CreateProducer"
 RECEIVE = "/danube.ConsumerService/ReceiveMessages"
 SUBSCRIBE = "/danube.ConsumerService/Subscribe"
+
+
+class Picky(MessageCodec):
+    """A codec that cannot encode one payload, which the checks before it let pass."""
+
+    def encode(self, records):
+        """Refuse all of them if one is the bad one."""
+        if any(record.payload == b"bad" for record in records):
+            raise InvalidRequest("this one cannot be written")
+        return super().encode(records)
 
 
 class Wire(Peer):
@@ -223,6 +234,20 @@ def test_records_of_one_producer_keep_their_order(tmp_path):
         return len(answers)
 
     assert serve(tmp_path, scene) == [300, 300]
+
+
+def test_records_of_one_turn_are_one_group(tmp_path):
+    """What a client sends at once, to several topics, is written and synced together."""
+
+    async def scene(wire):
+        await wire.producer("/default/a")
+        await wire.producer("/default/b")
+        before = wire.db.log.journal.group_count
+        requests = [wire.message(at, "/default/a", b"%d" % at) for at in range(64)]
+        await wire.ask(SEND, [*requests, wire.message(64, "/default/b", b"alone")])
+        return wire.db.log.journal.group_count - before
+
+    assert serve(tmp_path, scene) == [1, 1]
 
 
 def test_a_run_that_is_larger_than_one_write_becomes_several(tmp_path):

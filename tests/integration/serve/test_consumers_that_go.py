@@ -39,7 +39,7 @@ async def strict(path, port, poison):
             max_redelivery_count=0, ack_timeout_ms=0, poison=poison, dead_letter_topic=DEAD
         )
         uid = topic_uid(world.topics.find(TOPIC).runtime.state.spec)
-        world.settings.change(uid, "s", policy=policy)
+        world.subscription_settings.change(uid, "s", policy=policy)
         yield world, producer
 
 

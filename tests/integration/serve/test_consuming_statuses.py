@@ -9,18 +9,11 @@ import pytest
 from danube import SubType
 
 from frazil.schema import Message
-from frazil.serve.danube.proto.danube_pb2 import AckRequest, AckResponse, NackRequest, NackResponse
-from frazil.serve.grpc import server
-from frazil.serve.grpc.codec import Code
 from tests.integration.serve.consuming_world import (
-    ACK,
-    NACK,
-    SECONDS_MAX,
     TOPIC,
     Caller,
     broker,
     end_of,
-    make_producer,
     make_reader,
     next_of,
     until,
@@ -56,49 +49,6 @@ async def streams(world, count):
     await until(lambda: world.consumers.facts()["streams"] == count)
 
 
-def test_what_is_wrong_with_a_subscription_has_its_status(tmp_path):
-    """Names, unknown topics, types and limits are refused with code and text."""
-
-    async def scene(world, caller):
-        world.db.create_topic("rows", {"id": "long"})
-        world.db.create_topic("wide", partitions=2)
-        return [
-            await caller.not_subscribed(topic="no slash"),
-            await caller.not_subscribed(topic="/default/none"),
-            await caller.not_subscribed(topic="/default/wide"),
-            await caller.not_subscribed(topic="/default/rows"),
-            await caller.not_subscribed(kind=4),
-            await caller.not_subscribed(""),
-            await caller.not_subscribed("x" * 513),
-            await caller.not_subscribed(subscription=""),
-            await caller.not_subscribed(subscription="ü" * 257),
-            await caller.not_subscribed(filters=["x"] * 65),
-            await caller.not_subscribed(filters=["x" * 257]),
-        ]
-
-    found = run(tmp_path, scene)
-    assert [code for code, _ in found] == [
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "NOT_FOUND",
-        "FAILED_PRECONDITION",
-        *["INVALID_ARGUMENT"] * 7,
-    ]
-    assert found[0][1].endswith("has an invalid format, should be: /namespace_name/topic_name")
-    assert found[1][1] == "Unable to find the topic: /default/none"
-
-
-def test_the_type_of_an_existing_subscription_wins(tmp_path):
-    """Who asks for another type is taken as the subscription's own type has it."""
-
-    async def scene(world, caller):
-        await caller.subscribe("a", kind=SHARED)
-        await caller.subscribe("b", kind=EXCLUSIVE)
-        return world.deliveries.find(TOPIC, "s").kind
-
-    assert run(tmp_path, scene) == SHARED
-
-
 def test_a_subscription_and_a_topic_have_a_number_of_places(tmp_path, monkeypatch):
     """Beyond the limits is RESOURCE_EXHAUSTED; a consumer that left makes room, its id is gone."""
     few(monkeypatch.setattr, CONSUMERS_MAX=2, SUBSCRIPTIONS_MAX=2)
@@ -115,7 +65,7 @@ def test_a_subscription_and_a_topic_have_a_number_of_places(tmp_path, monkeypatc
         await streams(world, 0)
         await caller.subscribe("c", kind=SHARED)
         gone = await end_of(caller.receive(ids[0]))
-        return ids, again, refused, gone, len(world.ids)
+        return ids, again, refused, gone, len(world.consumer_ids)
 
     ids, again, refused, gone, count = run(tmp_path, scene)
     assert again == ids[1]
@@ -140,100 +90,11 @@ def test_ids_of_consumers_that_are_away_are_bounded(tmp_path, monkeypatch):
         await streams(world, 1)
         for number in range(5):
             await caller.subscribe(f"c{number}", kind=SHARED)
-        found = [world.ids.get(identity) is not None for identity in (first, away)]
+        found = [world.consumer_ids.get(identity) is not None for identity in (first, away)]
         stream.cancel()
-        return found, len(world.ids)
+        return found, len(world.consumer_ids)
 
     assert run(tmp_path, scene) == ([True, False], 6)
-
-
-def test_a_stream_begins_at_once(tmp_path):
-    """The answer's headers are there although there is no record, and pings say that all is well."""
-
-    async def scene(world, caller):
-        consumer = (await caller.subscribe()).consumer_id
-        pings = [await caller.ping(consumer)]
-        stream = caller.receive(consumer)
-        await asyncio.wait_for(stream.initial_metadata(), SECONDS_MAX)
-        await streams(world, 1)
-        pings.append(await caller.ping(consumer))
-        stream.cancel()
-        await streams(world, 0)
-        pings.append(await caller.ping(consumer))
-        pings.append(await caller.ping(consumer + 1))
-        await caller.subscribe()
-        pings.append(await caller.ping(consumer))
-        world.discovery.is_closing = True
-        pings.append(await caller.ping(consumer))
-        return pings
-
-    assert run(tmp_path, scene) == [True, True, False, False, True, False]
-
-
-@pytest.mark.parametrize("reliable", [True, False])
-def test_another_stream_takes_the_place_of_the_first(tmp_path, reliable):
-    """Two streams for one id: the first ends well, the second gets what comes."""
-
-    async def scene(world, caller):
-        topic = TOPIC if reliable else "/default/passing"
-        if not reliable:
-            await world.topics.make(topic, is_reliable=False)
-        producer = await make_producer(world.port, topic=topic, reliable=reliable)
-        consumer = (await caller.subscribe(topic=topic)).consumer_id
-        old = caller.receive(consumer)
-        await streams(world, 1)
-        new = caller.receive(consumer)
-        ended = await end_of(old)
-        await producer.send(b"x")
-        found = await next_of(new)
-        return ended, found.payload, found.msg_id.topic_offset, world.consumers.facts()["streams"]
-
-    assert run(tmp_path, scene) == (("OK", ""), b"x", 0, 1)
-
-
-def test_acks_are_answered_as_the_protocol_says(tmp_path):
-    """Known ones with OK, effect or not; unknown topics and subscriptions with INTERNAL."""
-
-    async def scene(world, caller):
-        await world.topics.make("/default/passing", is_reliable=False)
-        consumer = (await caller.subscribe()).consumer_id
-        stream = caller.receive(consumer)
-        await publish(world, b"a", b"b")
-        await streams(world, 1)
-        await publish(world, b"c")
-        while (await next_of(stream)).payload != b"c":
-            pass
-        status = world.deliveries.find(TOPIC, "s").status()
-        before = status.cursor.acked_below + status.cursor.acked_above
-        answers = [
-            await caller.ack(2, request_id=1 << 40),
-            await caller.ack(2),
-            await caller.ack(77),
-            await caller.nack(2**64 - 1, delay_ms=2**64 - 1, reason="r" * 100_000),
-            await caller.ack(5, topic="/default/passing", subscription="any"),
-            await caller.nack(5, topic="/default/passing", subscription="any"),
-        ]
-        refusals = []
-        for path, kind, reply in (
-            (ACK, AckRequest, AckResponse),
-            (NACK, NackRequest, NackResponse),
-        ):
-            for topic, name in ((TOPIC, "none"), ("/default/none", "s"), ("no slash", "s")):
-                request = kind(msg_id={"topic_name": topic}, subscription_name=name)
-                refusals.append(await caller.refused(path, request, reply))
-            refusals.append(await caller.refused(path, kind(subscription_name="s"), reply))
-        status = world.deliveries.find(TOPIC, "s").status()
-        settled = status.cursor.acked_below + status.cursor.acked_above
-        return [answer.request_id for answer in answers], refusals, settled - before
-
-    answers, refusals, settled = run(tmp_path, scene)
-    assert settled == 1
-    assert answers == [1 << 40, 3, 3, 3, 3, 3]
-    codes = ["INTERNAL", "INTERNAL", "INVALID_ARGUMENT", "INVALID_ARGUMENT"]
-    assert [code for code, _ in refusals] == codes * 2
-    for number, text in ((0, "Error acknowledging message: "), (4, "Error negatively ack")):
-        assert refusals[number][1].startswith(text)
-        assert refusals[number + 1][1].startswith(text)
 
 
 def test_an_ack_after_a_restart_finds_its_subscription(tmp_path):
@@ -251,81 +112,6 @@ def test_an_ack_after_a_restart_finds_its_subscription(tmp_path):
 
     run(tmp_path, before)
     assert asyncio.run(play()) == (2, 0)
-
-
-def test_a_removed_subscription_ends_its_streams_and_ids(tmp_path):
-    """The stream ends well, the id is unknown from then on; so it is with a deleted topic."""
-
-    async def scene(world, caller):
-        ended = []
-        for remove in (remove_subscription, remove_topic):
-            consumer = (await caller.subscribe()).consumer_id
-            other = (await caller.subscribe("c2", subscription="s2")).consumer_id
-            stream = caller.receive(consumer)
-            await streams(world, 1)
-            await remove(world)
-            ended += [await end_of(stream), await end_of(caller.receive(consumer))]
-            ended.append(world.consumers.consumer_topic(other))
-        return ended, len(world.ids)
-
-    async def remove_subscription(world):
-        await world.deliveries.drop(TOPIC, "s")
-        world.consumers.forget_subscription(TOPIC, "s")
-
-    async def remove_topic(world):
-        await asyncio.to_thread(world.db.delete_topic, TOPIC)
-        world.deliveries.forget_topic(TOPIC)
-        world.consumers.forget_topic(TOPIC)
-
-    ended, left = run(tmp_path, scene)
-    assert [each if each in {TOPIC, None} else each[0] for each in ended] == [
-        *("OK", "NOT_FOUND", TOPIC),
-        *("OK", "NOT_FOUND", None),
-    ]
-    assert left == 0
-
-
-def test_streams_end_with_unavailable_when_the_broker_stops(tmp_path):
-    """So they do when a topic is unloaded; then the client may come again with its id."""
-
-    async def scene(world, caller):
-        consumer = (await caller.subscribe()).consumer_id
-        stream = caller.receive(consumer)
-        await streams(world, 1)
-        world.consumers.unload(TOPIC)
-        ends = [await end_of(stream)]
-        stream = caller.receive(consumer)
-        await streams(world, 1)
-        world.consumers.close()
-        ends += [await end_of(stream), await end_of(caller.receive(consumer))]
-        ends.append(await caller.not_subscribed())
-        return ends
-
-    found = run(tmp_path, scene)
-    assert [code for code, _ in found] == ["UNAVAILABLE"] * 4
-    assert found[0][1] == "The topic /default/t was unloaded, try again"
-
-
-def test_a_stream_ends_when_it_may_not_go_on(tmp_path, monkeypatch):
-    """Who may no longer consume is told so while the stream is open."""
-    monkeypatch.setattr(server, "RECHECK_S", 0.02)
-
-    async def scene(world, caller):
-        consumer = (await caller.subscribe()).consumer_id
-        stream = caller.receive(consumer)
-        await streams(world, 1)
-        asked = []
-
-        def refuse(call):
-            asked.append(call.path)
-            return (Code.PERMISSION_DENIED, "no more") if len(asked) > 1 else None
-
-        world.server.check = refuse
-        return await end_of(stream), asked
-
-    ended, asked = run(tmp_path, scene)
-    assert ended == ("PERMISSION_DENIED", "no more")
-    assert asked == ["/danube.ConsumerService/ReceiveMessages"] * 2
 
 
 def test_a_client_that_stops_reading_is_given_no_more(tmp_path):

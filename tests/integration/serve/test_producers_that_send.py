@@ -11,10 +11,10 @@ from tests.support.few import few
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("in_runs", [False, True])
-def test_producers_that_send_keep_their_places(tmp_path, monkeypatch, in_runs):
+@pytest.mark.parametrize("run_calls_min", [1, 2])
+def test_producers_that_send_keep_their_places(tmp_path, monkeypatch, run_calls_min):
     """A send is a sign of life, taken one by one or in runs: a newcomer is refused, not they."""
-    monkeypatch.setattr(calls, "_RUN_CALLS_MIN", 1)
+    monkeypatch.setattr(calls, "_RUN_CALLS_MIN", run_calls_min)
 
     async def scene(w):
         first, second = await w.create("a"), await w.create("b")
@@ -29,4 +29,4 @@ def test_producers_that_send_keep_their_places(tmp_path, monkeypatch, in_runs):
         assert (await w.create("d"))[0] == "RESOURCE_EXHAUSTED"
 
     few(monkeypatch.setattr, PRODUCERS_MAX=2)
-    run(tmp_path, scene, in_runs=in_runs)
+    run(tmp_path, scene)

@@ -38,6 +38,8 @@ WELL, CLOSE = 0, 1
 UNKNOWN_ID = 4711
 ECHO = Gives(request_id=ASKED)
 """A reply that only carries the request's id."""
+NAME_SIZE = "The {} must have 1 to 512 bytes"
+FILTER_SIZE = "There may be 64 key_filters of 256 bytes each"
 
 
 def after(*steps):
@@ -88,6 +90,36 @@ SUBSCRIBING = [
         "bad name",
         lambda s: s.consumer(topic="orders"),
         Fails(CODES.INVALID_ARGUMENT, INVALID_NAME.format(name="orders")),
+    ),
+    Row(
+        "1.4",
+        SUBSCRIBE,
+        "whole of a topic in parts",
+        lambda s: s.consumer(topic=s.made(partitions=2)),
+        Fails(CODES.NOT_FOUND, "Unable to find the topic: {s.topic}"),
+    ),
+    *(
+        Row(
+            "Limits",
+            SUBSCRIBE,
+            situation,
+            lambda s, name=name, more=more: after(s.made(), s.consumer(name, **more)),
+            Fails(CODES.INVALID_ARGUMENT, text),
+        )
+        for situation, name, more, text in (
+            ("unknown type", "c", {"kind": 4}, "The subscription type 4 is unknown"),
+            ("no name", "", {}, NAME_SIZE.format("consumer_name")),
+            ("name of 513 bytes", "x" * 513, {}, NAME_SIZE.format("consumer_name")),
+            ("no subscription", "c", {"subscription": ""}, NAME_SIZE.format("subscription")),
+            (
+                "subscription of 514 bytes",
+                "c",
+                {"subscription": "ü" * 257},
+                NAME_SIZE.format("subscription"),
+            ),
+            ("65 filters", "c", {"filters": ["x"] * 65}, FILTER_SIZE),
+            ("filter of 257 bytes", "c", {"filters": ["x" * 257]}, FILTER_SIZE),
+        )
     ),
     Row(
         "1.2",
@@ -322,6 +354,13 @@ SETTLING = [
             Fails(CODES.INTERNAL, text),
         ),
         Row(
+            "1.4",
+            rpc,
+            "bad name",
+            lambda s, make=make: make(s, topic="orders"),
+            Fails(CODES.INVALID_ARGUMENT, INVALID_NAME.format(name="orders")),
+        ),
+        Row(
             "Behaviour",
             rpc,
             "no msg_id",
@@ -331,6 +370,15 @@ SETTLING = [
     )
 ]
 
+SETTLING.append(
+    Row(
+        "Behaviour",
+        NACK,
+        "delay and reason without end",
+        lambda s: after(s.delivered(b"a"), s.nack(delay_ms=2**64 - 1, reason="r" * 100_000)),
+        ECHO,
+    )
+)
 
 ROWS = [*SUBSCRIBING, *RECEIVING, *SETTLING]
 

@@ -219,6 +219,23 @@ PRODUCING = [
         )
         for stored in (True, False)
     ),
+    *(
+        Row(
+            "Messages",
+            CREATE,
+            f"dispatch strategy {number}",
+            lambda s, number=number: s.producer(is_reliable=number),
+            Fails(CODES.INVALID_ARGUMENT, f"The dispatch strategy {number} does not exist"),
+        )
+        for number in (7, -1)
+    ),
+    Row(
+        "1.2",
+        CREATE,
+        "reference without a subject",
+        lambda s: s.producer(schema_ref=wire.SchemaReference(use_latest=True)),
+        Fails(CODES.FAILED_PRECONDITION, "Schema subject '' not found in registry"),
+    ),
     Row(
         "1.2",
         CREATE,
@@ -326,6 +343,27 @@ PRODUCING = [
         "topic deleted meanwhile",
         lambda s: after(s.has_producer(), s.deleted(), s.record()),
         Fails(CODES.NOT_FOUND, "The producer with id {s.producer_id} does not exist"),
+    ),
+    Row(
+        "1.2",
+        SEND,
+        "as large as the size policy",
+        lambda s: after(s.has_producer(), s.record(bytes(1999))),
+        ECHO,
+    ),
+    Row(
+        "1.2",
+        SEND,
+        "above the size policy with its attributes",
+        lambda s: after(s.has_producer(), s.record(bytes(1500), attributes={"a": "b" * 600})),
+        Fails(CODES.INVALID_ARGUMENT, "The message of …"),
+    ),
+    Row(
+        "1.2",
+        SEND,
+        "routing key that no record can have",
+        lambda s: after(s.has_producer(), s.record(routing_key="k" * 1500)),
+        Fails(CODES.PERMISSION_DENIED, "Unable to publish the message: …"),
     ),
     Row(
         "1.2",

@@ -194,6 +194,20 @@ REGISTERING = [
         lambda s: s.definition(kind="yaml"),
         Fails(CODES.INVALID_ARGUMENT, "Invalid schema type: 'yaml'…"),
     ),
+    Row(
+        "1.6",
+        call("RegisterSchema"),
+        "definition that cannot be read",
+        lambda s: s.definition(b"{", kind="avro"),
+        Fails(CODES.INVALID_ARGUMENT, "…"),
+    ),
+    Row(
+        "1.6",
+        call("RegisterSchema"),
+        "no subject",
+        lambda s: schema.RegisterSchemaRequest(schema_type="bytes"),
+        Fails(CODES.INVALID_ARGUMENT, "a subject…"),
+    ),
 ]
 
 READING = [

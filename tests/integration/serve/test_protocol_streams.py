@@ -66,13 +66,16 @@ def test_the_same_name_takes_over(scene):
     assert [next(new).msg_id.topic_offset for _ in range(2)] == [0, 1]
 
 
-def test_a_second_stream_takes_over_the_first(scene):
-    """1.2: the same id asks for a stream again; the first ends with OK, records come again."""
+@pytest.mark.parametrize("is_reliable", [True, False])
+def test_a_second_stream_takes_over_the_first(scene, is_reliable):
+    """1.2: the same id asks again; the first stream ends with OK, stored records come again."""
+    scene.has_producer(is_reliable=is_reliable)
     scene.delivered(b"a")
     old = scene.streams[-1]
     new = scene.stream()
-    assert next(new).payload == b"a"
     assert rest_of(old) == ([], CODES.OK)
+    scene.sent(b"b")
+    assert next(new).payload == (b"a" if is_reliable else b"b")
 
 
 @pytest.mark.parametrize("kind", [SHARED, FAILOVER])
@@ -125,6 +128,10 @@ def test_a_topic_that_is_unloaded_has_its_clients_come_again(scene):
     assert scene.is_closed(PRODUCER, scene.producer_id)
     assert next(scene.stream()).payload == b"a"
     scene.sent(b"b")
+    assert not scene.is_closed(PRODUCER, scene.producer_id)
+    scene.ask("TopicAdmin.UnloadTopic", admin.TopicRequest(name=scene.topic))
+    assert scene.is_closed(PRODUCER, scene.producer_id)
+    scene.has_producer()
     assert not scene.is_closed(PRODUCER, scene.producer_id)
 
 

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import struct
 import textwrap
-import time
 from pathlib import Path
 
 import grpc
 import pytest
 from danube import CompatibilityMode, SchemaType
 
-from frazil.serve.danube.admin import Acts
-from frazil.serve.danube.proto.danube_pb2 import (
-    ProducerRequest,
-    ProducerResponse,
-    SchemaReference,
-)
 from tests.integration.serve.schema_world import TOPIC, failure, in_world, text_of
-from tests.integration.serve.test_publishing import CREATE
 
 pytestmark = pytest.mark.integration
 
@@ -31,225 +22,6 @@ USER = {
 }
 AVRO = {"type": "record", "name": "R", "fields": [{"name": "n", "type": "int"}]}
 PROTO = b'syntax = "proto3"; message M { int32 n = 1; }'
-
-
-def test_every_type_is_registered_and_read_back_as_it_was(tmp_path):
-    """The id is per subject, the version counts, and the definition is the registered one."""
-    given = {
-        "a": (SchemaType.AVRO, text_of(AVRO)),
-        "j": (SchemaType.JSON_SCHEMA, b'{ "type" :  "object" }'),
-        "p": (SchemaType.PROTOBUF, PROTO),
-        "s": (SchemaType.STRING, b"-"),
-        "b": (SchemaType.BYTES, b"-"),
-        "n": (SchemaType.NUMBER, b"-"),
-    }
-
-    async def scene(w):
-        ids = {name: await w.register(name, data, kind) for name, (kind, data) in given.items()}
-        again = await w.register("j", b'{"type":"object"}')
-        assert again == ids["j"]
-        return ids, {name: await w.registry.get_latest_schema(name) for name in given}
-
-    ids, found = in_world(tmp_path, scene)
-    assert len(set(ids.values())) == len(given)
-    assert min(ids.values()) > 0
-    for name, (kind, data) in given.items():
-        got = found[name]
-        assert (got.schema_id, got.subject, got.version) == (ids[name], name, 1)
-        assert (got.schema_type, got.schema_definition) == (kind.as_string(), data)
-    assert found["j"].fingerprint.startswith("sha256:")
-    assert found["s"].fingerprint == "string"
-
-
-def test_versions_follow_the_rules_of_their_subject(tmp_path):
-    """What breaks the mode is refused with the place; another mode takes it; versions can go."""
-    optional = {**USER, "properties": {**USER["properties"], "mail": {"type": "string"}}}
-    required = {**optional, "required": ["name", "mail"]}
-
-    async def scene(w):
-        registry = w.registry
-        identity = await w.register("user", USER)
-        assert await w.register("user", optional) == identity
-        refusal = await failure(w.register("user", required))
-        verdict = await registry.check_compatibility(
-            "user", text_of(required), SchemaType.JSON_SCHEMA
-        )
-        other = await registry.check_compatibility(
-            "user", text_of(required), SchemaType.JSON_SCHEMA, CompatibilityMode.NONE
-        )
-        assert await registry.list_versions("user") == [1, 2]
-        mode = await registry.set_compatibility_mode("user", CompatibilityMode.NONE)
-        assert await w.register("user", required) == identity
-        first = await registry.get_schema_version(identity, 1)
-        gone = await registry.delete_schema_version("user", 2)
-        assert await registry.list_versions("user") == [1, 3]
-        assert (await registry.get_schema_by_id(identity)).version == 3
-        assert json.loads(first.schema_definition) == USER
-        return refusal, verdict, other, mode, gone
-
-    refusal, verdict, other, mode, gone = in_world(tmp_path, scene)
-    assert refusal[0] == "INTERNAL"
-    start = "Failed to register schema: not backward compatible with version 2 of 'user': "
-    assert refusal[1].startswith(start)
-    assert "mail" in refusal[1]
-    assert verdict[0] is False
-    assert any("mail" in reason for reason in verdict[1])
-    assert other == (True, [])
-    assert mode == (True, "Compatibility mode set to none for subject user")
-    assert gone == (True, "Deleted version 2 for subject user")
-
-
-def test_notes_times_and_modes_of_a_schema_are_returned(tmp_path):
-    """Notes, time in seconds and mode come back, in replies and in lists."""
-
-    async def scene(w):
-        before = int(time.time())
-        made = await w.ask(
-            "RegisterSchema",
-            subject="user",
-            schema_type="JSON",
-            schema_definition=text_of(USER),
-            description="who",
-            created_by="me",
-            tags=["x", "y"],
-        )
-        assert (made.version, made.is_new_version) == (1, True)
-        again = await w.ask(
-            "RegisterSchema", subject="user", schema_type="json", schema_definition=text_of(USER)
-        )
-        assert (again.schema_id, again.version) == (made.schema_id, 1)
-        assert again.is_new_version is False
-        got = await w.ask("GetLatestSchema", subject="user")
-        assert before <= got.created_at <= time.time()
-        assert (got.description, got.created_by, list(got.tags)) == ("who", "me", ["x", "y"])
-        assert (got.compatibility_mode, got.fingerprint) == ("backward", made.fingerprint)
-        (line,) = (await w.ask("ListVersions", subject="user")).versions
-        assert (line.version, line.schema_id) == (1, made.schema_id)
-        assert (line.created_by, line.description, line.created_at) == ("me", "who", got.created_at)
-        (subject,) = (await w.ask("ListSubjects")).subjects
-        assert (subject.subject, subject.schema_type) == ("user", "json_schema")
-        assert (subject.latest_version, subject.schema_id) == (1, made.schema_id)
-        assert (subject.compatibility_mode, list(subject.tags)) == ("backward", ["x", "y"])
-
-    in_world(tmp_path, scene)
-
-
-REFUSALS = [
-    ("GetSchema", {"schema_id": 99}, "NOT_FOUND", "Schema not found for ID: 99"),
-    ("GetSchema", {"schema_id": 1, "version": 7}, "NOT_FOUND", "Schema not found for ID: 1"),
-    ("GetLatestSchema", {"subject": "no"}, "NOT_FOUND", "Schema not found for subject: no"),
-    ("ListVersions", {"subject": "no"}, "NOT_FOUND", "Subject not found: no"),
-    (
-        "SetCompatibilityMode",
-        {"subject": "user", "compatibility_mode": "odd"},
-        "INVALID_ARGUMENT",
-        "Invalid compatibility mode: 'odd'",
-    ),
-    (
-        "SetCompatibilityMode",
-        {"subject": "no", "compatibility_mode": "full"},
-        "NOT_FOUND",
-        "Subject not found: no",
-    ),
-    (
-        "RegisterSchema",
-        {"subject": "u", "schema_type": "odd"},
-        "INVALID_ARGUMENT",
-        "Invalid schema type: 'odd'",
-    ),
-    (
-        "RegisterSchema",
-        {"subject": "u", "schema_type": "avro", "schema_definition": b"{"},
-        "INVALID_ARGUMENT",
-        "",
-    ),
-    ("RegisterSchema", {"subject": "", "schema_type": "bytes"}, "INVALID_ARGUMENT", "a subject"),
-    (
-        "CheckCompatibility",
-        {"subject": "user", "new_schema_definition": b"{}", "compatibility_mode": "odd"},
-        "INVALID_ARGUMENT",
-        "Invalid compatibility mode: 'odd'",
-    ),
-    ("DeleteSchemaVersion", {"subject": "no", "version": 1}, "NOT_FOUND", "Subject not found: no"),
-    ("DeleteSchemaVersion", {"subject": "user", "version": 9}, "NOT_FOUND", "Version 9 not found"),
-    (
-        "ConfigureTopicSchema",
-        {"topic_name": "t", "schema_subject": "user"},
-        "INVALID_ARGUMENT",
-        "The topic: t has an invalid format",
-    ),
-    (
-        "ConfigureTopicSchema",
-        {"topic_name": "/default/no", "schema_subject": "user"},
-        "NOT_FOUND",
-        "Unable to find the topic: /default/no",
-    ),
-    (
-        "ConfigureTopicSchema",
-        {"topic_name": TOPIC, "schema_subject": "no"},
-        "NOT_FOUND",
-        "Subject not found: no",
-    ),
-    (
-        "ConfigureTopicSchema",
-        {"topic_name": TOPIC, "schema_subject": "user", "validation_policy": "odd"},
-        "INVALID_ARGUMENT",
-        "Invalid validation policy: 'odd'",
-    ),
-    (
-        "UpdateTopicValidationPolicy",
-        {"topic_name": TOPIC, "validation_policy": "warn"},
-        "FAILED_PRECONDITION",
-        f"No schema configured for topic: {TOPIC}",
-    ),
-    (
-        "UpdateTopicValidationPolicy",
-        {"topic_name": TOPIC, "validation_policy": "odd"},
-        "INVALID_ARGUMENT",
-        "Invalid validation policy: 'odd'",
-    ),
-    (
-        "GetTopicSchemaConfig",
-        {"topic_name": "/default/no"},
-        "NOT_FOUND",
-        "Unable to find the topic: /default/no",
-    ),
-]
-
-
-def test_what_is_wrong_has_the_status_that_clients_know(tmp_path):
-    """Every wrong call ends with its code and text, and nothing changes."""
-
-    async def scene(w):
-        await w.register("user", USER)
-        w.db.create_topic(TOPIC)
-        for name, fields, code, text in REFUSALS:
-            found = await w.refused(name, **fields)
-            assert found[0] == code, (name, fields, found)
-            assert found[1].startswith(text), (name, fields, found)
-        assert [line.subject for line in (await w.ask("ListSubjects")).subjects] == ["user"]
-        empty = await w.ask("GetTopicSchemaConfig", topic_name=TOPIC)
-        assert (empty.schema_subject, empty.validation_policy, empty.schema_id) == ("", "warn", 0)
-
-    in_world(tmp_path, scene)
-
-
-def test_bytes_that_are_no_request_are_refused(tmp_path):
-    """Garbage, and text that is not UTF-8, is an invalid argument of every call."""
-
-    async def scene(w):
-        for path in w.schemas.routes(Acts()):
-            for data in (b"\xff", b"\x0a\x01\xff"):
-                name = path.rpartition("/")[2]
-                if name in {"GetSchema", "ListSubjects"} and data != b"\xff":
-                    continue  # their first field is no text
-                code, text = await w.caller.refused_bytes(path, data)
-                assert (code.name, text) == (
-                    "INVALID_ARGUMENT",
-                    f"the request is not a valid {name}Request",
-                )
-
-    in_world(tmp_path, scene)
 
 
 def test_the_first_producer_gives_its_schema_to_the_topic(tmp_path):
@@ -293,26 +65,6 @@ def test_the_first_producer_gives_its_schema_to_the_topic(tmp_path):
     assert texts[1] == "Schema subject 'nowhere' not found in registry"
     assert texts[2] == "Version 9 of schema subject 'user' not found in registry"
     assert texts[3].startswith("Version 9 or later of schema subject 'user' not found in registry")
-
-
-def test_a_reference_without_a_subject_is_refused(tmp_path):
-    """A producer that names a schema without a name hears so, and no topic is made."""
-
-    async def scene(w):
-        request = ProducerRequest(
-            topic_name=TOPIC,
-            producer_name="p",
-            dispatch_strategy=1,
-            schema_ref=SchemaReference(use_latest=True),
-        )
-        code, text = await w.caller.refused(CREATE, request, ProducerResponse)
-        assert (code.name, text) == (
-            "FAILED_PRECONDITION",
-            "Schema subject '' not found in registry",
-        )
-        assert w.db.topics() == []
-
-    in_world(tmp_path, scene)
 
 
 def test_enforcement_refuses_with_the_reason_and_writes_nothing(tmp_path):

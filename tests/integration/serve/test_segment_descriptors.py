@@ -3,61 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 
 import grpc
 import pytest
 
-import frazil
 from frazil.serve.danube.proto.danube_pb2 import (
     ListSegmentDescriptorsRequest,
     ListSegmentDescriptorsResponse,
 )
-from frazil.serve.danube.routes import Services
-from frazil.serve.grpc.router import Router
-from frazil.serve.grpc.server import Server
-from tests.servers.running import free_port
+from tests.integration.serve.consuming_world import Caller, broker
 
 pytestmark = pytest.mark.integration
 
 TOPIC = "/default/t"
 METHOD = "/danube.StorageService/ListSegmentDescriptors"
-
-
-def settings(path):
-    return {
-        "log.ballast_bytes": 0,
-        "log.free_bytes_min": 0,
-        "log.free_ratio_min": 0,
-        "objects.store": "fs",
-        "objects.root": str(path / "objects"),
-    }
-
-
-@contextlib.asynccontextmanager
-async def broker(path):
-    """Serve a data directory in this process; yields the engine and a call of the wire."""
-    port = free_port()
-    with frazil.open(path / "data", **settings(path)) as db:
-        url = f"http://127.0.0.1:{port}"
-        server = Server(Router(Services(db, addresses={"advertised_url": url}).data_routes()))
-        await server.start("127.0.0.1", port)
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                call = channel.unary_unary(
-                    METHOD,
-                    request_serializer=ListSegmentDescriptorsRequest.SerializeToString,
-                    response_deserializer=ListSegmentDescriptorsResponse.FromString,
-                )
-
-                async def ask(topic, after=0):
-                    request = ListSegmentDescriptorsRequest(topic=topic, after_offset=after)
-                    return list((await call(request, timeout=60)).segments)
-
-                yield db, ask
-        finally:
-            await server.drain(0.5)
 
 
 def upload(db, counts):
@@ -70,11 +30,19 @@ def upload(db, counts):
 
 
 def run(path, scene):
-    """Run a coroutine function with the engine and the call of a broker."""
+    """Run a coroutine function with the engine of a broker and a call of it."""
+    objects = {"objects.store": "fs", "objects.root": str(path / "objects")}
 
     async def main():
-        async with broker(path) as (db, ask):
-            await scene(db, ask)
+        async with broker(path / "data", **objects) as world, Caller(world.port) as caller:
+
+            async def ask(topic, after=0):
+                request = ListSegmentDescriptorsRequest(topic=topic, after_offset=after)
+                return list(
+                    (await caller.ask(METHOD, request, ListSegmentDescriptorsResponse)).segments
+                )
+
+            await scene(world.db, ask)
 
     asyncio.run(main())
 
