@@ -6,7 +6,6 @@ import os.path
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-import attrs
 import typer
 
 from frazil.cli.output import note, print_json, print_table, size_text, stamp
@@ -20,7 +19,7 @@ from frazil.objects import restore as restore_broker
 from frazil.telemetry import configure
 
 if TYPE_CHECKING:
-    from frazil.objects import RestoreReport
+    from collections.abc import Sequence
 
 __all__ = ["restore", "store_of"]
 
@@ -88,7 +87,7 @@ def restore(
     finally:
         store.close()
     if session.as_json:
-        print_json(attrs.asdict(report))
+        print_json(report)
         return
     _print(report, settings.data_dir)
 
@@ -122,41 +121,51 @@ def _broker(text: str | None) -> bytes | None:
     return found
 
 
-def _print(report: RestoreReport, target: str) -> None:
+def _print(report: dict[str, Any], target: str) -> None:
     names = ("topic", "first", "end", "objects", "subscriptions", "records", "lost", "not uploaded")
-    print_table(names, [_row(topic) for topic in report.topics])
-    when = stamp(report.backup_us) if report.backup else ""
-    source = f"the backup of {when}" if report.backup else "the objects alone: there is no backup"
+    topics = report["topics"]
+    print_table(names, [_row(**topic) for topic in topics])
+    source = "the objects alone: there is no backup"
+    if report["backup"]:
+        source = f"the backup of {stamp(report['backup_us'])}"
     typer.echo(
-        f"restored {len(report.topics):,} topics into {target} from {source}; "
-        f"{size_text(report.bytes_local)} were fetched"
+        f"restored {len(topics):,} topics into {target} from {source}; "
+        f"{size_text(report['bytes_local'])} were fetched"
     )
-    remote = sum(topic.objects > 0 and not topic.local for topic in report.topics)
+    remote = sum(topic["objects"] > 0 and not topic["local"] for topic in topics)
     if remote:
         note(
             f"the records of {remote:,} topics stay in the store and are read from there; SQL sees "
             "those on this machine alone: fetch them with --local all"
         )
-    for key, reason in report.unreadable_backups.items():
+    for key, reason in report["unreadable_backups"].items():
         note(f"warning: backup {key} cannot be read: {reason}")
-    for key, reason in report.damaged_objects.items():
+    for key, reason in report["damaged_objects"].items():
         note(f"warning: object {key} is left out: {reason}")
-    for key in report.missing_objects:
+    for key in report["missing_objects"]:
         note(f"warning: object {key} is missing")
-    for warning in report.warnings:
+    for warning in report["warnings"]:
         note(f"warning: {warning}")
 
 
-def _row(topic: Any) -> tuple[object, ...]:
-    lost = ", ".join(f"{first}-{end - 1}" for first, end in topic.lost)
-    place = "here" if topic.local else "in the store"
+def _row(
+    *,
+    name: str,
+    first: int,
+    end: int,
+    objects: int,
+    local: bool,
+    lost: Sequence[tuple[int, int]],
+    unsaved: int,
+    subscriptions: int,
+) -> tuple[object, ...]:
     return (
-        topic.name,
-        f"{topic.first:,}",
-        f"{topic.end:,}",
-        topic.objects,
-        topic.subscriptions,
-        place,
-        lost,
-        f"{topic.unsaved:,}" if topic.unsaved else "",
+        name,
+        f"{first:,}",
+        f"{end:,}",
+        objects,
+        subscriptions,
+        "here" if local else "in the store",
+        ", ".join(f"{low}-{high - 1}" for low, high in lost),
+        f"{unsaved:,}" if unsaved else "",
     )

@@ -17,7 +17,7 @@ from frazil.objects.frames import TopicFrames
 from frazil.objects.obstores import open_store
 from frazil.objects.reader import Fetcher, ObjectsSource
 from frazil.objects.reframe import Reframer, Runs
-from frazil.objects.restore import OFFSET_MARGIN, RestoreReport, restore
+from frazil.objects.restore import OFFSET_MARGIN, restore
 from frazil.objects.restore_find import frames_of
 from frazil.objects.retention import OBJECTS_HOLD
 from frazil.objects.runtime import LOCATION_KEY, Objects, unreadable
@@ -50,7 +50,6 @@ __all__ = [
     "ObjectsSource",
     "ObjectsState",
     "Reframer",
-    "RestoreReport",
     "RetryingStore",
     "Runs",
     "TopicFrames",

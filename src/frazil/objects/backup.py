@@ -51,6 +51,7 @@ __all__ = [
     "backup_key",
     "backup_keys",
     "brokers_in",
+    "copies_of",
     "decode_backup",
     "encode_backup",
     "listed",
@@ -89,6 +90,12 @@ class TopicCopy(msgspec.Struct, array_like=True, frozen=True):
     descriptors: tuple[Descriptor, ...]
 
 
+def copies_of(catalog: ObjectCatalog) -> tuple[TopicCopy, ...]:
+    """Return the objects of all topics, by topic."""
+    pictures = sorted(catalog.topics().items())
+    return tuple(TopicCopy(topic, each.state, each.descriptors) for topic, each in pictures)
+
+
 class Backup(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The metadata that a new machine needs besides the objects."""
 
@@ -109,7 +116,6 @@ class BackupKey(NamedTuple):
     seq: int
     key: str
     size: int
-    modified_us: int
 
 
 class Newest(NamedTuple):
@@ -131,8 +137,7 @@ def parse_backup_key(found: ObjectMeta) -> BackupKey | None:
     parts = _KEY.match(found.key)
     if parts is None:
         return None
-    epoch, seq = int(parts["epoch"], 16), int(parts["seq"], 16)
-    return BackupKey(epoch, seq, found.key, found.size, found.modified_us)
+    return BackupKey(int(parts["epoch"], 16), int(parts["seq"], 16), found.key, found.size)
 
 
 def encode_backup(backup: Backup) -> bytes:
@@ -187,10 +192,8 @@ def write_backup(store: ObjectStore, backup: Backup) -> tuple[str, int]:
         if len(data) <= PIECE_BYTES_MAX:
             store.put(key, data)
         else:
-            view = memoryview(data)
             starts = range(0, len(data), PIECE_BYTES_MAX)
-            pieces = [view[start : start + PIECE_BYTES_MAX] for start in starts]
-            store.put_stream(key, pieces)
+            store.put_stream(key, [data[start : start + PIECE_BYTES_MAX] for start in starts])
     found = store.head(key)
     if found is None or found.size != len(data):
         raise Unavailable("a backup is not in the store as it was written, try again", key=key)
@@ -269,7 +272,7 @@ class Backups:
         if now < self._next_at and not soon:
             return
         self._made_at = now
-        self._next_at = now + min(RETRY_S, INTERVAL_S)
+        self._next_at = now + RETRY_S
         self.make(only_changed=True)
         self._shape = shape
         self._next_at = now + INTERVAL_S
@@ -288,10 +291,7 @@ class Backups:
         """Write a backup; with `only_changed` only if something changed since the last one."""
         with self._lock:
             checkpoint = self._checkpoint()
-            topics = tuple(
-                TopicCopy(topic, picture.state, picture.descriptors)
-                for topic, picture in sorted(self._catalog.topics().items())
-            )
+            topics = copies_of(self._catalog)
             content = hashlib.sha256(msgspec.msgpack.encode([checkpoint, topics])).digest()
             if only_changed and content == self._content:
                 return

@@ -100,10 +100,13 @@ class ObjectCatalog:
     def keys_in_use(self) -> set[str]:
         """Return the keys of all objects that a descriptor or an intent refers to."""
         with self._lock:
-            pictures = self.topics().values()
-        used = {found.key for picture in pictures for found in picture.descriptors}
-        used.update(each.state.intent.key for each in pictures if each.state.intent is not None)
-        return used
+            return {each.key for each in self._in_use()}
+
+    def _in_use(self) -> list[Descriptor | Intent]:
+        pictures = self.topics().values()
+        descriptors = [each for picture in pictures for each in picture.descriptors]
+        intents = [each.state.intent for each in pictures if each.state.intent is not None]
+        return [*descriptors, *intents]
 
     @property
     def suspect(self) -> bool:
@@ -118,10 +121,7 @@ class ObjectCatalog:
     @property
     def epoch_last(self) -> int:
         """Return the highest epoch of any descriptor or intent."""
-        pictures = self.topics().values()
-        epochs = [found.epoch for picture in pictures for found in picture.descriptors]
-        epochs += [each.state.intent.epoch for each in pictures if each.state.intent is not None]
-        return max(epochs, default=0)
+        return max((each.epoch for each in self._in_use()), default=0)
 
     # -- registration ------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from frazil.clock import Clock, SystemClock
 from frazil.config import SecretText, resolve
@@ -58,6 +57,11 @@ _SCHEMES: Final = {
     "memory": ("memory",),
 }
 _ROOT: Final = "objects.root"
+_ENDPOINT: Final = re.compile(
+    r"(?P<scheme>https?)://([\w.-]+|\[[\da-f:.]+\])(:(?P<port>\d{1,5}))?(/[\w./~%+-]*)?",
+    re.ASCII | re.IGNORECASE,
+)
+PORT_MAX: Final = 65_535
 
 _memories: Final[dict[str, Client]] = {}
 """The stores in memory by their names: they live as long as the process."""
@@ -80,14 +84,12 @@ def location_of(settings: ObjectsSettings) -> Location:
     if settings.store == "none":
         raise InvalidRequest("no object store is set", setting="objects.store")
     root = resolve(settings.root, setting=_ROOT).strip()
-    scheme, sign, rest = root.partition("://")
-    if not sign:
-        rest = root
-    elif scheme.lower() not in _SCHEMES[settings.store]:
+    scheme, sign, rest = root.rpartition("://")
+    if sign and scheme.lower() not in _SCHEMES[settings.store]:
         raise InvalidRequest(
             "root has the scheme of another store", setting=_ROOT, root=root, store=settings.store
         )
-    if not rest or "\0" in rest:
+    if not rest:
         raise InvalidRequest("root is empty", setting=_ROOT, root=root)
     if settings.store == "fs":
         return Location("", os.path.abspath(os.path.expanduser(rest)))
@@ -117,16 +119,10 @@ def endpoint_of(settings: ObjectsSettings) -> str:
     text = resolve(settings.endpoint, setting=name).strip().rstrip("/")
     if not text:
         return ""
-    try:
-        parts = urlsplit(text)
-        usable = bool(parts.hostname) and parts.port != 0 and not parts.username
-    except ValueError:
-        usable = False
-    if not usable or parts.scheme not in {"http", "https"} or not text.isprintable() or " " in text:
+    found = _ENDPOINT.fullmatch(text)
+    if found is None or not 0 < int(found["port"] or 443) <= PORT_MAX:
         raise InvalidRequest("endpoint must be http(s)://host[:port]", setting=name)
-    if parts.query or parts.fragment:
-        raise InvalidRequest("endpoint must have no ? or #", setting=name)
-    if parts.scheme == "http" and not settings.allow_http:
+    if found["scheme"].lower() == "http" and not settings.allow_http:
         raise InvalidRequest(
             "endpoint has no TLS: use https, or set allow_http",
             setting="objects.allow_http",
@@ -207,9 +203,7 @@ class ClientStore:
                     sizes.append(memoryview(piece).nbytes)
                     _check_piece(key, sizes[-1])
                     yield piece
-            except GeneratorExit:
-                raise
-            except BaseException as error:
+            except Exception as error:
                 # Raised while the client waits for more: it cannot complete the object.
                 failures.append(error)
                 raise
@@ -548,11 +542,10 @@ def _s3(settings: ObjectsSettings, location: Location) -> Client:
 
     config: dict[str, Any] = {"virtual_hosted_style_request": not settings.path_style}
     endpoint = endpoint_of(settings)
+    if endpoint and not settings.path_style:
+        endpoint = endpoint.replace("://", f"://{location.bucket}.")
     if endpoint:
-        scheme, _, host = endpoint.partition("://")
-        config["endpoint"] = (
-            endpoint if settings.path_style else f"{scheme}://{location.bucket}.{host}"
-        )
+        config["endpoint"] = endpoint
     region = _word(settings.region, "region")
     if region or not {"AWS_REGION", "AWS_DEFAULT_REGION"} & os.environ.keys():
         config["region"] = region or "us-east-1"

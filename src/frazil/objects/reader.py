@@ -19,7 +19,6 @@ from frazil.log import (
     Batch,
     Frame,
     Piece,
-    SpecialRange,
     batches_of,
     covering,
     lost_error,
@@ -31,7 +30,7 @@ from frazil.telemetry import warn
 from frazil.tiers import HistoryPin, LruCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from frazil.log import Decoder
     from frazil.objects.catalog import ObjectCatalog
@@ -77,9 +76,7 @@ class ObjectIndex:
         self.times = [descriptor.time_first_us, *(entry.time_us for entry in entries)]
         self.positions = [HEADER_BYTES, *(entry.position for entry in entries)]
         self.positions.append(HEADER_BYTES + descriptor.length)
-        self.ranges = tuple(
-            SpecialRange(r.first, r.end, r.kind, r.reason) for r in descriptor.ranges
-        )
+        self.ranges = descriptor.ranges
 
     def interval(self, offset: int) -> int:
         """Return the number of the interval that holds an offset."""
@@ -268,7 +265,7 @@ class Fetcher:
             mine = self._added(span, Future())
         return self._answer(span, mine)
 
-    def ahead(self, spans: Sequence[ByteRange]) -> None:
+    def ahead(self, spans: Iterable[ByteRange]) -> None:
         """Start to fetch the ranges that are needed next, in order, as far as the budget goes."""
         with self._lock:
             for span in spans:
@@ -420,39 +417,25 @@ class ObjectsSource:
         if offset >= picture.uploaded:
             return Piece([], offset)
         index = self._index_of(picture, offset)
-        asked = offset
-        gaps: list[OffsetRange] = []
         special = covering(index.ranges, offset)
-        while special is not None:
-            if special.kind == RANGE_LOST:
-                if gaps:
-                    # The gap comes first; the next read raises.
-                    return Piece([], offset, tuple(gaps))
-                raise lost_error(special, topic=picture.topic)
-            gaps.append(OffsetRange(offset, special.end, special.reason))
-            offset = special.end
-            special = covering(index.ranges, offset)
-        if offset >= index.descriptor.end:
-            return Piece([], offset, tuple(gaps))
-        try:
-            batches = self._batches(picture, index, asked, offset, bytes_max)
-        except (CorruptionError, Unavailable):
-            # The gap is known without the store.
-            if not gaps:
-                raise
-            return Piece([], offset, tuple(gaps))
-        batches[0].gaps = tuple(gaps)
-        return Piece(batches, batches[-1].offset_next)
+        if special is None:
+            batches = self._batches(picture, index, offset, bytes_max)
+            return Piece(batches, batches[-1].offset_next)
+        if special.kind == RANGE_LOST:
+            raise lost_error(special, topic=picture.topic)
+        # A piece of its own: the gap is known without the store.
+        gap = OffsetRange(offset, special.end, special.reason)
+        return Piece([], special.end, (gap,))
 
     # -- frames ----------------------------------------------------------------------------------
 
     def _batches(
-        self, picture: TopicObjects, index: ObjectIndex, asked: int, offset: int, bytes_max: int
+        self, picture: TopicObjects, index: ObjectIndex, offset: int, bytes_max: int
     ) -> list[Batch]:
-        """Read and decode the frames from `offset` on; the reader came from `asked`."""
+        """Read and decode the frames from an offset on."""
         topic = picture.topic
         decoder = self._codecs(topic)
-        before = self._positions.get((topic, asked))
+        before = self._positions.get((topic, offset))
         number = index.interval(offset)
         position, span = index.positions[number], index.span(number, number + 1)
         if before is not None:
@@ -463,7 +446,7 @@ class ObjectsSource:
             if position >= span.start + span.length or last.key != span.key:
                 span = index.block(position)
                 position = span.start
-            self._go_ahead(picture, index, span)
+            self.fetcher.ahead(self._following(picture, index, span))
         limit = index.limit(offset)
         found = self._scanned(index, span, position, topic, offset, limit, bytes_max)
         batches = batches_of(found.frames, decoder, offset=offset, topic=topic)
@@ -504,8 +487,8 @@ class ObjectsSource:
                 return found
         damaged_at = span.start + found.position
         damage = found.damage or Damage(offset, None, "records are missing")
-        end = damage.end
-        if end is None or end <= offset:
+        end = damage.end or 0
+        if end <= offset:
             end = index.offset_after(damaged_at)
         raise self._fault(
             "object_damaged",
@@ -534,8 +517,7 @@ class ObjectsSource:
                 details = {"retry_after_ms": RETRY_AFTER_MS, **error.details}
                 raise Unavailable(error.message, **details) from error
             except NotFound:
-                found = self._catalog.topic(topic).find(descriptor.first)
-                if found is None or found.key != descriptor.key:
+                if not self._is_registered(topic, descriptor.first, descriptor.key):
                     raise _Changed from None
         raise self._fault(
             "object_missing",
@@ -561,37 +543,28 @@ class ObjectsSource:
     def _clear_faults(self, key: str, first: int, end: int) -> None:
         """Remove the faults of a byte range that could be read."""
         with self._lock:
-            self._faults = {
-                what: facts
-                for what, facts in self._faults.items()
-                if what[0] != key or (what[1] and not first <= what[1] < end)
-            }
+            for found, position in list(self._faults):
+                if found == key and (not position or first <= position < end):
+                    del self._faults[found, position]
 
     def unreadable(self) -> list[dict[str, Any]]:
         """Return the missing or damaged objects that readers found and that are still registered."""
         with self._lock:
             for what, facts in list(self._faults.items()):
-                found = self._catalog.topic(facts["topic"]).find(facts["offset_first"])
-                if found is None or found.key != facts["key"]:
+                if not self._is_registered(facts["topic"], facts["offset_first"], facts["key"]):
                     del self._faults[what]
             return list(self._faults.values())
 
-    # -- reading ahead ----------------------------------------------------------------------------
+    def _is_registered(self, topic: int, offset: int, key: str) -> bool:
+        found = self._catalog.topic(topic).find(offset)
+        return found is not None and found.key == key
 
-    def _go_ahead(self, picture: TopicObjects, index: ObjectIndex, span: ByteRange) -> None:
-        """Fetch the blocks after a range ahead, as far as the budget goes."""
-        left = self.fetcher.ahead_bytes_max
-        spans: list[ByteRange] = []
-        for following in self._following(picture, index, span):
-            left -= following.length
-            if left < 0:
-                break
-            spans.append(following)
-        self.fetcher.ahead(spans)
+    # -- reading ahead ----------------------------------------------------------------------------
 
     def _following(
         self, picture: TopicObjects, index: ObjectIndex, span: ByteRange
     ) -> Iterator[ByteRange]:
+        """Yield the blocks after a range, up to the topic's last object."""
         yield from index.blocks_from(span.start + span.length)
         for descriptor in picture.after(index.descriptor.end):
             yield from self._index(descriptor).blocks_from(HEADER_BYTES)
@@ -631,34 +604,31 @@ class ObjectsSource:
             if descriptor is None:
                 return None
             try:
-                return max(self._first_at(descriptor, topic, time_us), self._first(picture))
+                return self._first_at(picture, descriptor, time_us)
             except _Changed:
                 continue
 
-    def _first_at(self, descriptor: Descriptor, topic: int, time_us: int) -> int:
+    def _first_at(self, picture: TopicObjects, descriptor: Descriptor, time_us: int) -> int:
         """Return the first offset at or after a time in an object that has one."""
-        if descriptor.time_first_us >= time_us:
-            return descriptor.first
-        index = self._index(descriptor)
+        index, start = self._index(descriptor), self._first(picture)
         number = max(bisect_left(index.times, time_us) - 1, 0)
-        span = index.span(number, number + 1)
-        position, offset, end = span.start, index.offsets[number], index.offset_after(span.start)
+        end = index.offset_after(index.positions[number])
+        offset = max(index.offsets[number], start)
+        if descriptor.time_first_us >= time_us:
+            return offset
         while offset < end:
-            special = covering(index.ranges, offset)
-            if special is not None:
-                offset = special.end
-                continue
             try:
-                found = self._scanned(index, span, position, topic, offset, index.limit(offset))
+                piece = self._read(picture, offset, WHOLE)
             except CorruptionError:
                 # A reader that starts here gets the error.
                 return offset
-            for frame in found.frames:
-                if frame.head.time >= time_us:
-                    return max(frame.head.offset, descriptor.first)
-            position = span.start + found.position
-            offset = found.frames[-1].head.offset + found.frames[-1].head.records
-        return end
+            for batch in piece.batches:
+                for count, append_us in batch.times:
+                    if append_us >= time_us:
+                        return offset
+                    offset += count
+            offset = piece.offset_next
+        return offset
 
     def time_at(self, topic: int, *, offset: int) -> int | None:
         """Return the time of an offset's index interval, from metadata alone."""

@@ -7,9 +7,9 @@ interrupted restore leaves nothing that looks like a data directory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import contextlib
+from typing import TYPE_CHECKING, Any, Final
 
-import attrs
 import msgspec
 
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
@@ -31,6 +31,7 @@ from frazil.objects.backup import (
     TopicCopy,
     backup_keys,
     brokers_in,
+    copies_of,
     newest_backup,
     write_backup,
 )
@@ -43,58 +44,22 @@ from frazil.telemetry import event
 from frazil.topic import SUBSCRIPTIONS, CursorRow, open_stores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from frazil.clock import Clock
     from frazil.config import Settings
-    from frazil.fs import File, FileSystem
+    from frazil.fs import FileSystem
     from frazil.log import Frame, JournalState
     from frazil.objects.backup import Newest
-    from frazil.objects.descriptor import Descriptor
     from frazil.objects.restore_find import FoundObjects
     from frazil.objects.restore_plan import RestorePlan, TopicPlan
     from frazil.objects.store import ObjectStore
 
-__all__ = ["OFFSET_MARGIN", "RestoreReport", "RestoredTopic", "restore"]
+__all__ = ["OFFSET_MARGIN", "restore"]
 
 SUFFIX: Final = ".restoring"
 OFFSET_MARGIN: Final = 1_000_000
 """Offsets of a topic that the lost machine may have given out without a trace in the store."""
-
-
-@attrs.frozen
-class RestoredTopic:
-    """One topic after a restore."""
-
-    name: str
-    first: int
-    end: int
-    """Its records are those of `[first, end)`."""
-    objects: int
-    local: bool
-    """Whether its records were written to this machine."""
-    lost: tuple[tuple[int, int], ...]
-    """Ranges whose objects are missing or damaged."""
-    unsaved: int
-    """Offsets from `end` on that the backup knew and no object has."""
-    subscriptions: int
-
-
-@attrs.frozen
-class RestoreReport:
-    """The result of a restore."""
-
-    broker: str
-    backup: str
-    """The key of the backup that was used; empty if there was none."""
-    backup_us: int
-    unreadable_backups: dict[str, str]
-    topics: tuple[RestoredTopic, ...]
-    stale_objects: int
-    damaged_objects: dict[str, str]
-    missing_objects: tuple[str, ...]
-    warnings: tuple[str, ...]
-    bytes_local: int
 
 
 def restore(
@@ -107,8 +72,12 @@ def restore(
     local_all: bool = False,
     broker: bytes | None = None,
     offset_margin: int = OFFSET_MARGIN,
-) -> RestoreReport:
+) -> dict[str, Any]:
     """Make `target` the data directory of a broker from its objects; durable on return.
+
+    The report is ready for JSON. Of each topic it has the offsets `[first, end)` of its records,
+    whether they were written to this machine, the ranges whose objects are missing or damaged, and
+    how many offsets from `end` on the backup knew and no object has (`unsaved`).
 
     Args:
         store: has the objects; the restore is recorded there as a backup.
@@ -162,31 +131,26 @@ def _planned(
     offset_margin: int,
 ) -> tuple[FoundObjects, RestorePlan]:
     """Find the broker's objects and plan its journal."""
-    kept = _kept_by_etcd(settings, clock)
+    kept, cursors = _kept_by_etcd(settings, clock)
     backup = newest.backup
     broker = backup.broker
     named = {each.key for copy in backup.topics for each in copy.descriptors}
-    if kept.topics:
+    if kept:
         # Metadata that was not lost is newer than any backup.
-        epochs = [each.epoch for copy in kept.topics for each in copy.descriptors]
+        epochs = [each.epoch for copy in kept for each in copy.descriptors]
         epoch = backup.epoch if newest.key else max(epochs, default=0)
-        backup = msgspec.structs.replace(backup, topics=kept.topics, epoch=epoch)
+        backup = msgspec.structs.replace(backup, topics=kept, epoch=epoch)
     found = find_objects(store, broker, backup.topics, epoch=backup.epoch, named=named)
     if not newest.key and not newest.unreadable and not found.candidates:
         raise NotFound("the store has no objects of this broker", broker=broker.hex())
-    plan = plan_restore(
-        backup,
-        found,
-        local_all=local_all,
-        offset_margin=offset_margin,
-    )
+    plan = plan_restore(backup, found, local_all=local_all, offset_margin=offset_margin)
     if not newest.key and newest.unreadable:
         plan.warnings.append(
             "no backup can be read: subscriptions and topics without records are not restored"
         )
-    _take_newer_cursors(plan.state, kept.cursors)
+    _take_newer_cursors(plan.state, cursors)
     for topic in plan.topics:
-        if topic.local_from is None:
+        if not topic.local:
             _remember_runs(store, plan, topic, found)
     return found, plan
 
@@ -218,21 +182,16 @@ def _broker_of(store: ObjectStore, wanted: bytes | None) -> bytes:
     return found[0]
 
 
-class _Kept(NamedTuple):
-    """Metadata that etcd has kept of a broker whose machine is lost."""
-
-    topics: tuple[TopicCopy, ...] = ()
-    cursors: tuple[CursorRow, ...] = ()
-
-
-def _kept_by_etcd(settings: Settings, clock: Clock) -> _Kept:
-    """Return the metadata that etcd has; nothing with another backend.
+def _kept_by_etcd(
+    settings: Settings, clock: Clock
+) -> tuple[tuple[TopicCopy, ...], list[CursorRow]]:
+    """Return the objects and cursors that etcd has kept; nothing with another backend.
 
     Raises:
         Conflict: a broker still owns the data.
     """
     if settings.metadata.backend != "etcd":
-        return _Kept()
+        return (), []
     from frazil.metadata.etcd import EtcdStore
 
     store = EtcdStore.open(settings.metadata.etcd, clock=clock)
@@ -246,24 +205,18 @@ def _kept_by_etcd(settings: Settings, clock: Clock) -> _Kept:
             )
         catalog = ObjectCatalog(store, clock=clock)
         catalog.load()
-        topics = tuple(
-            TopicCopy(topic, picture.state, picture.descriptors)
-            for topic, picture in sorted(catalog.topics().items())
-        )
         cursors: list[CursorRow] = []
         for entry in entries(store, SUBSCRIPTIONS):
-            try:
+            # Of a damaged row the backup's cursor counts.
+            with contextlib.suppress(msgspec.MsgspecError):
                 cursors.append(msgspec.msgpack.decode(entry.value, type=learnt(CursorRow)))
-            except msgspec.MsgspecError:
-                # A damaged row: the backup's cursor counts.
-                continue
     finally:
         store.close()
-    return _Kept(topics, tuple(cursors))
+    return copies_of(catalog), cursors
 
 
-def _take_newer_cursors(state: JournalState, cursors: tuple[CursorRow, ...]) -> None:
-    """Take cursors of etcd that are newer than the backup's."""
+def _take_newer_cursors(state: JournalState, cursors: Sequence[CursorRow]) -> None:
+    """Take cursors of etcd that are newer than the backup's, except damaged ones."""
     for row in cursors:
         topic = state.topics.get(row.topic)
         if topic is None or topic.spec.deleted_us:
@@ -271,13 +224,10 @@ def _take_newer_cursors(state: JournalState, cursors: tuple[CursorRow, ...]) -> 
         known = topic.cursors.get(row.name)
         if known is not None and row.lsn <= known.lsn:
             continue
-        try:
-            cursor = CursorState.decode(row.cursor)
-        except (msgspec.MsgspecError, ValueError):
-            continue
-        cursor.lsn = row.lsn
-        state.lsn = max(state.lsn, row.lsn)
-        topic.cursors[row.name] = cursor
+        with contextlib.suppress(msgspec.MsgspecError, ValueError):
+            topic.cursors[row.name] = CursorState.decode(row.cursor)
+            topic.cursors[row.name].lsn = row.lsn
+            state.lsn = max(state.lsn, row.lsn)
 
 
 def _remember_runs(
@@ -319,7 +269,7 @@ def _write_journal(
 ) -> int:
     """Write the journal with the records that must be on this machine; return their bytes."""
     files.make_directory(directory)
-    local = [topic for topic in plan.topics if topic.local_from is not None]
+    local = [topic for topic in plan.topics if topic.local]
     for topic in local:
         _set_start(store, plan.state, topic)
     written = RestoredJournal(
@@ -349,26 +299,19 @@ def _set_start(store: ObjectStore, state: JournalState, topic: TopicPlan) -> Non
     """Begin a topic with a whole frame: the first one with records that it needs."""
     assert topic.local_from is not None
     known = state.topics[topic.spec.id]
-    for frame in frames_of(store, next(_needed(topic)), topic.spec.id):
+    for frame in frames_of(store, topic.local[0], topic.spec.id):
         if frame.head.offset + frame.head.records > topic.local_from:
             start = min(frame.head.offset, topic.local_from)
             known.start = known.next = known.durable = start
             return
 
 
-def _needed(topic: TopicPlan) -> Iterator[Descriptor]:
-    assert topic.local_from is not None
-    for descriptor in topic.chain.descriptors:
-        if descriptor.end > topic.local_from:
-            yield descriptor
-
-
 def _write_topic(
     store: ObjectStore, written: RestoredJournal, plan: RestorePlan, topic: TopicPlan
 ) -> None:
     state = plan.state.topics[topic.spec.id]
-    for descriptor in _needed(topic):
-        ranges = [SpecialRange(r.first, r.end, r.kind, r.reason) for r in descriptor.ranges]
+    for descriptor in topic.local:
+        ranges = list(descriptor.ranges)
         try:
             for frame in frames_of(store, descriptor, topic.spec.id):
                 head = frame.head
@@ -414,8 +357,7 @@ class RestoredJournal:
         self.bytes = 0
         """Bytes written, checkpoints included."""
         state.segment_first = 1
-        self._header = self._next_header(segment=0, length=0)
-        self._file, self._position = self._create()
+        self._begin(segment=1, previous_length=0)
 
     def frame(self, head: fmt.FrameHead, payload: memoryview, runs: bytes) -> None:
         """Add a frame of records; its offsets continue those of the topic in the journal.
@@ -495,28 +437,26 @@ class RestoredJournal:
         """Begin the next segment: this one is durable before the next one records its end."""
         self._file.sync()
         self._file.close()
-        self._header = self._next_header(segment=self._header.segment, length=self._position)
-        self._file, self._position = self._create()
+        self._begin(segment=self._header.segment + 1, previous_length=self._position)
 
-    def _next_header(self, *, segment: int, length: int) -> fmt.SegmentHeader:
-        return fmt.SegmentHeader(
+    def _begin(self, *, segment: int, previous_length: int) -> None:
+        lsn = self._state.lsn
+        self._header = fmt.SegmentHeader(
             journal=self._journal,
-            segment=segment + 1,
+            segment=segment,
             salt=self._clock.random_bytes(8),
-            generation=segment + 1,
-            previous_segment=segment,
-            previous_length=length,
-            previous_lsn=self._state.lsn,
+            generation=segment,
+            previous_segment=segment - 1,
+            previous_length=previous_length,
+            previous_lsn=lsn,
             created_us=max(self._clock.now_us(), self._state.time_us),
         )
-
-    def _create(self) -> tuple[File, int]:
-        lsn = self._state.lsn
         checkpoint = encode_checkpoint(self._state, lsn=lsn)
         buffers = initial_frames(self._header, checkpoint, lsn=lsn, time_us=self._header.created_us)
-        file, position = create_segment(self._file_system, self._directory, self._header, buffers)
-        self.bytes += position
-        return file, position
+        self._file, self._position = create_segment(
+            self._file_system, self._directory, self._header, buffers
+        )
+        self.bytes += self._position
 
 
 # -- metadata and the store ------------------------------------------------------------------------
@@ -593,29 +533,29 @@ def _put_in_place(file_system: FileSystem, work: str, target: str) -> None:
 
 def _report(
     broker: bytes, newest: Newest, found: FoundObjects, plan: RestorePlan, bytes_local: int
-) -> RestoreReport:
+) -> dict[str, Any]:
     topics = [
-        RestoredTopic(
-            name=topic.spec.name,
-            first=topic.chain.start,
-            end=topic.chain.end,
-            objects=len(topic.chain.descriptors),
-            local=topic.local_from is not None,
-            lost=topic.chain.lost,
-            unsaved=topic.unsaved,
-            subscriptions=len(plan.state.topics[topic.spec.id].cursors),
-        )
-        for topic in plan.topics
+        {
+            "name": topic.spec.name,
+            "first": topic.chain.start,
+            "end": topic.chain.end,
+            "objects": len(topic.chain.descriptors),
+            "local": topic.local_from is not None,
+            "lost": topic.chain.lost,
+            "unsaved": topic.unsaved,
+            "subscriptions": len(plan.state.topics[topic.spec.id].cursors),
+        }
+        for topic in sorted(plan.topics, key=lambda topic: topic.spec.name)
     ]
-    return RestoreReport(
-        broker=broker.hex(),
-        backup=newest.key,
-        backup_us=newest.backup.created_us,
-        unreadable_backups=newest.unreadable,
-        topics=tuple(sorted(topics, key=lambda topic: topic.name)),
-        stale_objects=len(found.stale),
-        damaged_objects=dict(found.damaged),
-        missing_objects=tuple(found.missing),
-        warnings=tuple(plan.warnings),
-        bytes_local=bytes_local,
-    )
+    return {
+        "broker": broker.hex(),
+        "backup": newest.key,
+        "backup_us": newest.backup.created_us,
+        "unreadable_backups": newest.unreadable,
+        "topics": topics,
+        "stale_objects": len(found.stale),
+        "damaged_objects": found.damaged,
+        "missing_objects": found.missing,
+        "warnings": plan.warnings,
+        "bytes_local": bytes_local,
+    }

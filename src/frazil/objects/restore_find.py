@@ -39,7 +39,8 @@ __all__ = ["Chain", "FoundObjects", "chained", "find_objects", "frames_of", "reg
 
 READS_AT_ONCE: Final = 16
 """Footers that are read at once."""
-SPARE_OPERATIONS: Final = 8
+ROWS_AT_ONCE: Final = 8
+"""Of one transaction: so many fit into it, however large the indexes of their objects are."""
 LOST: Final = "its object is missing or damaged"
 
 
@@ -149,21 +150,19 @@ def frames_of(store: ObjectStore, descriptor: Descriptor, topic: int) -> Iterato
         at, tried_at = 0, -1
         while at < block.length:
             data = store.get(block.key, start=block.start + at, length=block.length - at)
-            taken, reason = 0, ""
-            while taken < len(data) and not reason:
+            taken, scan = 0, None
+            while taken < len(data) and (scan is None or scan.frames):
                 # The scan stops at gaps: it is continued from the next frame's own offset.
                 offset = int.from_bytes(data[taken : taken + 8], "little")
                 scan = scan_frames(data, taken, topic=topic, offset=offset)
                 yield from scan.frames
                 taken = scan.position
-                if not scan.frames:
-                    reason = scan.damage.reason if scan.damage is not None else "no frame"
             if not taken and tried_at == at:
                 raise CorruptionError(
                     "an object is damaged",
                     key=descriptor.key,
                     position=block.start + at,
-                    reason=reason,
+                    reason=scan and scan.damage and scan.damage.reason,
                 )
             at = tried_at = at + taken
 
@@ -274,27 +273,15 @@ def register_chain(
     now_us: int,
     lease: LeaseEpoch | None = None,
 ) -> None:
-    """Put the rows of a topic's objects in place of those in the metadata, the state row last."""
+    """Replace the rows of a topic's objects in the metadata, the state row last."""
     state = ObjectsState(start=chain.start, uploaded=chain.end, changed_us=now_us)
     wanted = {rows.descriptor_key(topic, d.first): rows.encode_row(d) for d in chain.descriptors}
-    have = {entry.key: entry.value for entry in entries(store, rows.topic_prefix(topic))}
-    gone = [key for key in have if key not in wanted and key != rows.state_key(topic)]
-    changes = [(key, b"") for key in gone]
-    changes += [(key, value) for key, value in wanted.items() if have.get(key) != value]
-    changes.append((rows.state_key(topic), rows.encode_row(state)))
-    page: dict[str, bytes] = {}
-    size = 0
-    for key, value in changes:
-        full = len(page) + SPARE_OPERATIONS > store.operations_max
-        if full or size + len(value) > store.bytes_max // 2:
-            _commit(store, page, lease)
-            page, size = {}, 0
-        page[key] = value
-        size += len(key) + len(value)
-    _commit(store, page, lease)
-
-
-def _commit(store: MetadataStore, page: dict[str, bytes], lease: LeaseEpoch | None) -> None:
-    puts = {key: value for key, value in page.items() if value}
-    deletes = tuple(key for key, value in page.items() if not value)
-    store.commit(Transaction(puts=puts, deletes=deletes, requires=lease))
+    changes = {entry.key: b"" for entry in entries(store, rows.topic_prefix(topic))} | wanted
+    changes.pop(rows.state_key(topic), None)
+    changes[rows.state_key(topic)] = rows.encode_row(state)
+    keys = list(changes)
+    for start in range(0, len(keys), ROWS_AT_ONCE):
+        page = keys[start : start + ROWS_AT_ONCE]
+        puts = {key: changes[key] for key in page if changes[key]}
+        deletes = tuple(key for key in page if not changes[key])
+        store.commit(Transaction(puts=puts, deletes=deletes, requires=lease))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from frazil.log import TopicState
     from frazil.log import format as fmt
     from frazil.objects.backup import Backup
+    from frazil.objects.descriptor import Descriptor
     from frazil.objects.format import Footer
     from frazil.objects.restore_find import Chain, FoundObjects
 
@@ -44,6 +45,13 @@ class TopicPlan(NamedTuple):
     """Its records from here on are written into the journal; None leaves them in the store."""
     next_offset: int
     """The first offset that the restored topic gives out."""
+
+    @property
+    def local(self) -> Sequence[Descriptor]:
+        """Return the objects with records for the journal."""
+        if self.local_from is None:
+            return ()
+        return [each for each in self.chain.descriptors if each.end > self.local_from]
 
     @property
     def unsaved(self) -> int:

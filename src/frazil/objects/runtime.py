@@ -29,7 +29,6 @@ from frazil.metadata import LeaseEpoch, Transaction
 from frazil.model import full_topic_name, topic_uid
 from frazil.objects.backup import Backups, newest_backup
 from frazil.objects.catalog import LEASE_NAME, ObjectCatalog
-from frazil.objects.format import parse_key
 from frazil.objects.frames import TopicFrames
 from frazil.objects.obstores import location_of, open_store
 from frazil.objects.reader import ObjectsSource
@@ -44,7 +43,7 @@ from frazil.topic import TierWaits
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from frazil.objects.descriptor import Descriptor, TopicObjects
+    from frazil.objects.descriptor import TopicObjects
     from frazil.objects.store import ObjectStore
     from frazil.objects.writer import Trouble
     from frazil.topic import Instance, TopicRuntime
@@ -87,6 +86,7 @@ class ObjectsTopic:
         self._objects = objects
         self.runtime = runtime
         self.id = runtime.state.id
+        self.name = runtime.name
         # The next tick sees who waits.
         self.waits = TierWaits(lambda: None, timeout_s=ACK_TIMEOUT_S)
         self.uploading = threading.Lock()
@@ -103,11 +103,6 @@ class ObjectsTopic:
         self.note()
 
     @property
-    def name(self) -> str:
-        """Return the topic's full name."""
-        return self.runtime.name
-
-    @property
     def picture(self) -> TopicObjects:
         """Return its registered objects."""
         return self._objects.catalog.topic(self.id)
@@ -120,10 +115,10 @@ class ObjectsTopic:
     @property
     def missing(self) -> int:
         """Return how many offsets are durable here and not uploaded."""
-        picture, durable = self.picture, self.runtime.state.durable
-        if picture.known:
-            return max(durable - picture.uploaded, 0)
-        return max(durable - self._objects.frames.available(self.id)[0], 0)
+        first = self.picture.uploaded
+        if not self.picture.known:
+            first = self._objects.frames.available(self.id)[0]
+        return max(self.runtime.state.durable - first, 0)
 
     def note(self) -> None:
         """Wake publishers that wait for what is uploaded now."""
@@ -284,21 +279,8 @@ class Objects:
                 ("retention", RETENTION_CHECK_S, self.retention.run),
                 ("backup", BACKUP_CHECK_S, self.backups.tick),
             )
-        controls: list[Control] = []
-        for runtime in list(self.runtimes.values()):
-            spec = runtime.state.spec
-            if has_objects(spec, self._engine.settings):
-                offset = self._add(runtime).hold_wanted()
-                if offset is not None:
-                    controls.append(_hold_control(runtime, offset))
-            elif OBJECTS_HOLD in runtime.state.holds and not spec.objects:
-                controls.append(_hold_control(runtime, None))
-        return controls
-
-    def _add(self, runtime: TopicRuntime) -> ObjectsTopic:
-        topic = self.topics[runtime.state.id] = ObjectsTopic(self, runtime)
-        runtime.objects = topic.waits
-        return topic
+        runtimes = list(self.runtimes.values())
+        return [control for runtime in runtimes for control in self._settled(runtime)]
 
     def changed(self, runtimes: Sequence[TopicRuntime]) -> None:
         """Start or stop the uploads of topics whose definition changed, with their holds; durable.
@@ -306,18 +288,26 @@ class Objects:
         The caller has the control lock: no record of a topic goes before its hold exists.
         """
         for runtime in runtimes:
-            wanted = has_objects(runtime.state.spec, self._engine.settings)
-            known = runtime.state.id in self.topics
-            if wanted and not known:
-                offset = self._add(runtime).hold_wanted()
-                if offset is not None:
-                    runtime.log.control(_hold_control(runtime, offset))
-            elif known and not wanted:
-                self.topics.pop(runtime.state.id).waits.refuse("the topic is uploaded no more")
-                runtime.objects = None
-                if OBJECTS_HOLD in runtime.state.holds:
-                    runtime.log.control(_hold_control(runtime, None))
+            for control in self._settled(runtime):
+                runtime.log.control(control)
         self.begin()
+
+    def _settled(self, runtime: TopicRuntime) -> list[Control]:
+        """Add or remove a topic as its definition says; return the frame of its hold, if any."""
+        topic_id, spec = runtime.state.id, runtime.state.spec
+        if not has_objects(spec, self._engine.settings):
+            known = self.topics.pop(topic_id, None)
+            if known is not None:
+                known.waits.refuse("the topic is uploaded no more")
+                runtime.objects = None
+            is_dropped = OBJECTS_HOLD in runtime.state.holds and not spec.objects
+            return [_hold_control(runtime, None)] if is_dropped else []
+        if topic_id in self.topics:
+            return []
+        topic = self.topics[topic_id] = ObjectsTopic(self, runtime)
+        runtime.objects = topic.waits
+        offset = topic.hold_wanted()
+        return [] if offset is None else [_hold_control(runtime, offset)]
 
     # -- threads -----------------------------------------------------------------------------------
 
@@ -353,8 +343,8 @@ class Objects:
         found = find_objects(self.store, broker, backup.topics, epoch=backup.epoch)
         starts = {each.topic: each.state.start for each in backup.topics}
         for topic in lost:
-            uid = topic_uid(topic.runtime.state.spec)
-            own = [each for each in found.candidates[topic.id] if _uid_of(each) == uid]
+            folder = f"-{topic_uid(topic.runtime.state.spec)}/"
+            own = [each for each in found.candidates[topic.id] if folder in each.key]
             chain = chained(own, start=starts.get(topic.id, 0))
             if not chain.descriptors or not topic.fits(chain.end):
                 warn("objects_not_found", topic=topic.name, found_end=chain.end)
@@ -392,13 +382,11 @@ class Objects:
         if topic.picture.state.intent is not None:
             # An upload of an earlier process, or of unknown outcome.
             return True
-        if topic.missing <= 0:
-            return False
         interval_s = self.waiting_interval_s if is_waiting else self.settings.interval_s
-        since, now = topic.begun_at, self.clock.monotonic()
+        since = topic.begun_at
         if since is None:
-            return is_waiting or now - self._opened_at >= min(GRACE_S, interval_s)
-        return now - since >= interval_s
+            since, interval_s = self._opened_at, 0 if is_waiting else min(GRACE_S, interval_s)
+        return topic.missing > 0 and self.clock.monotonic() - since >= interval_s
 
     def _upload_some(self) -> None:
         while (topic := self._work.get()) is not None:
@@ -422,14 +410,11 @@ class Objects:
     def _note_trouble(self, topic: ObjectsTopic) -> None:
         trouble = self.uploader.troubles.get(topic.id)
         before, topic.trouble_seen = topic.trouble_seen, trouble
-        if trouble is None:
-            topic.waits.delay = ""
-            return
-        if trouble is before:
+        topic.waits.delay = "" if trouble is None else str(trouble.error)
+        if trouble is None or trouble is before:
             return
         topic.failures += 1
         self.failures += 1
-        topic.waits.delay = str(trouble.error)
         # Each try has another key in its facts: the message tells whether the trouble is new.
         if before is None or trouble.error.message != before.error.message:
             warn("upload_failed", topic=topic.name, error=str(trouble.error))
@@ -491,9 +476,9 @@ class Objects:
         Raises:
             Unavailable: if it takes too long, or a topic is stopped; the records are safe here.
         """
-        chosen = self._chosen(topic)
-        deadline = self.clock.monotonic() + timeout_s
-        targets = [(each, each.runtime.state.durable) for each in chosen]
+        now = self.clock.monotonic
+        deadline = now() + timeout_s
+        targets = [(each, each.runtime.state.durable) for each in self._chosen(topic)]
         for each, end in targets:
             self.uploader.retry(each.id)
             each.begun_at = None
@@ -502,11 +487,8 @@ class Objects:
         if not self._engine.threaded:
             self.run_once()
         for each, end in targets:
-            while each.uploaded < end and not each.waits.refusal:
-                left_s = deadline - self.clock.monotonic()
-                if left_s <= 0:
-                    break
-                self._never.wait(min(left_s, FLUSH_POLL_S))
+            while each.uploaded < end and not each.waits.refusal and now() < deadline:
+                self._never.wait(FLUSH_POLL_S)
             if each.uploaded < end:
                 raise Unavailable(
                     "records are not uploaded yet; they are safe here and will be",
@@ -601,11 +583,6 @@ class Objects:
 def unreadable(objects: Objects) -> list[dict[str, Any]]:
     """Return the missing or damaged objects that readers found, until they can be read again."""
     return [] if objects.source is None else objects.source.unreadable()
-
-
-def _uid_of(found: Descriptor) -> str:
-    parts = parse_key(found.key)
-    return "" if parts is None else parts.uid
 
 
 def _check_location(engine: Instance, catalog: ObjectCatalog, store: ObjectStore) -> None:

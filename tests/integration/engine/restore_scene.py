@@ -109,5 +109,5 @@ class Scene:
 
 def restored(report, name):
     """Return what a report says of one topic."""
-    (found,) = [topic for topic in report.topics if topic.name == f"/default/{name}"]
+    (found,) = [topic for topic in report["topics"] if topic["name"] == f"/default/{name}"]
     return found

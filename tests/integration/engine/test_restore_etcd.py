@@ -53,7 +53,7 @@ def test_what_etcd_has_counts_for_more_than_the_backup(scene):
     scene.engine.subscriptions.reset("events", "billing", 15)
     scene.forget_backups_since(made)
     report = scene.lose_and_restore()
-    assert restored(report, "events").end == 20
+    assert restored(report, "events")["end"] == 20
     topic = scene.engine.topic("events")
     assert payloads_of(topic) == [b"%d" % number for number in range(20)]
     (found,) = scene.engine.subscriptions.describe("events")
@@ -92,4 +92,4 @@ def test_a_broker_that_lives_is_not_restored_over(scene, tmp_path):
     assert not (tmp_path / "machine-1").exists()
     scene.machine -= 1
     scene.lose_machine()
-    wait_until(lambda: scene.restore().topics)
+    wait_until(lambda: scene.restore()["topics"])

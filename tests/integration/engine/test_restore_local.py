@@ -44,7 +44,7 @@ def test_a_journal_of_several_segments_is_written(tmp_path):
         other = scene.engine.create_topic("other")
         other.append(payload=b"x", ack="uploaded")
         report = scene.lose_and_restore(local_all=True)
-        assert report.bytes_local > sum(map(len, written))
+        assert report["bytes_local"] > sum(map(len, written))
         assert len(scene.engine.log.journal.segments) > 2
         assert payloads_of(scene.engine.topic("events")) == written
         scene.close()
@@ -117,7 +117,7 @@ def test_a_damaged_frame_is_reported_as_lost_and_the_rest_is_there(scene):
     data[second + fmt.FRAME_HEAD_BYTES + 8] ^= 1
     path.write_bytes(bytes(data))
     report = scene.restore(local_all=True)
-    assert any("records are lost" in warning for warning in report.warnings)
+    assert any("records are lost" in warning for warning in report["warnings"])
     scene.open()
     topic = scene.engine.topic("events")
     found = topic.read("earliest")
@@ -144,7 +144,7 @@ def test_deleted_topics_stay_deleted_and_their_name_is_the_new_topics(scene):
         scene.engine.topic("gone")
     scene.forget_backups_since(made)
     report = scene.lose_and_restore()
-    assert any("deleted since the backup" in warning for warning in report.warnings)
+    assert any("deleted since the backup" in warning for warning in report["warnings"])
     assert payloads_of(scene.engine.topic("again")) == [b"new"]
 
 
@@ -177,4 +177,4 @@ def test_the_engine_makes_backups_by_itself(tmp_path):
         assert len(made()) <= 9
         scene.lose_and_restore()
         assert payloads_of(scene.engine.topic("events")) is not None
-        assert restored(scene.lose_and_restore(), "events").lost == ()
+        assert restored(scene.lose_and_restore(), "events")["lost"] == ()

@@ -66,7 +66,7 @@ def test_a_killed_and_wiped_broker_loses_no_uploaded_record(tmp_path, server, lo
     shutil.rmtree(home / "machine-0")
     with contextlib.closing(Scene(home, opened=False, **overrides)) as scene:
         report = scene.restore(local_all=local_all)
-        assert report.backup
+        assert report["backup"]
         scene.open()
         for name in ("a", "b", "c"):
             topic = scene.engine.topic(name)
