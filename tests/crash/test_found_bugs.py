@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from frazil.log import PLAIN, Control, Journal, Producer, Sent
-from frazil.log import format as fmt
-from frazil.model import Ack, TopicSpec
-from tests.crash.checker import check_report, read_all
-from tests.crash.driven_log import DrivenLog
-from tests.crash.simulation import PRODUCERS, SETTINGS
+from frazil.log import Producer, Sent
+from frazil.model import Ack
+from tests.crash.checker import check_report
+from tests.crash.driven_log import DIRECTORY, DrivenLog
+from tests.crash.simulation import SETTINGS
 from tests.support import (
     SECTOR_BYTES,
     Fault,
@@ -21,9 +19,6 @@ from tests.support import (
 )
 from tests.support.log_limits import set_log_limits
 
-DIRECTORY = "/data/journal/7"
-SPEC = TopicSpec(id=1, name="/default/a", kind="message", created_us=1)
-
 
 def new_disk():
     disk = SimulatedFileSystem(1)
@@ -32,36 +27,14 @@ def new_disk():
     return disk
 
 
-def open_journal(file_system, seed=1, settings=SETTINGS[0]):
-    return Journal.open(
-        file_system,
-        DIRECTORY,
-        clock=SimulatedClock(seed),
-        settings=settings,
-        producers=PRODUCERS,
-    )
+def open_log(file_system, seed=1):
+    return DrivenLog(file_system, clock=SimulatedClock(seed), settings=SETTINGS[1])
 
 
-def commit(journal, *data):
-    """Commit payloads to the topic, or controls; return the answers."""
-    answers = []
-    for item in data:
-        if isinstance(item, Control):
-            entry = (None, None, item, 0, 100, "", None)
-        else:
-            entry = (journal.state.topics[1], PLAIN, item, 0, 100, "", None)
-        journal.commit([entry], lambda _waiters, results: answers.extend(results))
-    return answers
-
-
-def create(journal):
-    commit(journal, Control(fmt.KIND_TOPIC, 1, msgspec.msgpack.encode(SPEC)))
-
-
-def payloads(journal):
-    records, gaps, _lost = read_all(journal, 1)
-    assert not gaps
-    return [payload for _offset, payload, _time in records]
+def payloads(log):
+    content = log.read(1)
+    assert not content.gaps
+    return [record["payload"] for record in content.records.values()]
 
 
 def crash_at(disk, event):
@@ -74,18 +47,18 @@ def crash_at(disk, event):
     disk.on_sync = on_sync
 
 
-@pytest.mark.parametrize("parent", ["/data", "/data/journal"])
+@pytest.mark.parametrize("parent", ["/data", DIRECTORY])
 def test_names_of_a_killed_process_are_made_durable(parent):
     """Directories that a killed process made hold fsynced records that survive a power loss."""
     disk = new_disk()
     crash_at(disk, f"before sync_directory {parent}")
     with pytest.raises(SimulatedCrash):
-        open_journal(disk)
+        open_log(disk)
     disk = disk.kill_clone()
-    journal = open_journal(disk)
-    create(journal)
-    assert isinstance(commit(journal, b"x")[0], Ack)
-    again = open_journal(disk.crash_clone(1, data="nothing", names="nothing"))
+    log = open_log(disk)
+    log.create(1, "/default/a")
+    assert isinstance(log.plain(1, b"x"), Ack)
+    again = open_log(disk.crash_clone(1, data="nothing", names="nothing"))
     assert payloads(again) == [b"x"]
 
 
@@ -94,13 +67,13 @@ def test_a_successors_name_does_not_outlive_its_predecessors():
     disk = new_disk()
     crash_at(disk, f"before sync_directory {DIRECTORY}")
     with pytest.raises(SimulatedCrash):
-        open_journal(disk)
+        open_log(disk)
     disk = disk.kill_clone()
     crash_at(disk, f"after rename {DIRECTORY}/0000000000000002.seg")
     with pytest.raises(SimulatedCrash):
-        open_journal(disk)
+        open_log(disk)
     for seed in range(40):
-        journal = open_journal(disk.crash_clone(seed, names="torn"))
+        journal = open_log(disk.crash_clone(seed, names="torn")).journal
         check_report(journal.report)
         assert journal.state.lsn == 0
 
@@ -109,18 +82,18 @@ def close_with_failing_sync(payload):
     """Return a disk whose journal was closed, but for the sync of its closing marker."""
     set_log_limits(prefill_bytes=0)
     disk = new_disk()
-    journal = open_journal(disk)
-    create(journal)
-    commit(journal, b"x")
-    journal.close()
+    log = open_log(disk)
+    log.create(1, "/default/a")
+    log.plain(1, b"x")
+    log.close()
     faulty = FaultyFileSystem(disk)
-    journal = open_journal(faulty, settings=SETTINGS[1])
-    assert journal.report.resumed
-    assert isinstance(commit(journal, payload)[0], Ack)
+    log = open_log(faulty)
+    assert log.journal.report.resumed
+    assert isinstance(log.plain(1, payload), Ack)
     # The next sync is the one of the closing marker.
     faulty._plan, faulty._seen = (Fault("sync"),), [0]
-    journal.close()
-    assert journal.failed is not None
+    log.close()
+    assert log.journal.failed is not None
     return disk.kill_clone()
 
 
@@ -129,53 +102,52 @@ def test_a_closing_marker_from_a_failed_sync_leaves_no_hole():
     # In one of these sizes the marker ends where a sector does: what follows takes nothing along.
     for size in range(0, SECTOR_BYTES, 8):
         disk = close_with_failing_sync(bytes(size))
-        journal = open_journal(disk, seed=2, settings=SETTINGS[1])
-        assert journal.report.resumed
-        commit(journal, b"z", b"last")
-        again = open_journal(disk.crash_clone(1, data="nothing", names="nothing"), seed=3)
-        check_report(again.report)
+        log = open_log(disk, seed=2)
+        assert log.journal.report.resumed
+        log.plain(1, b"z")
+        log.plain(1, b"last")
+        again = open_log(disk.crash_clone(1, data="nothing", names="nothing"), seed=3)
+        check_report(again.journal.report)
         assert payloads(again) == [b"x", bytes(size), b"z", b"last"]
 
 
 def test_freed_segments_go_when_it_is_durable_that_they_are_free():
     """A kill before the sync of the freeing, then a power loss in recovery, loses nothing."""
     disk = new_disk()
-    journal = open_journal(disk)
-    create(journal)
-    commit(journal, b"x")
-    journal.rotate()
+    log = open_log(disk)
+    log.create(1, "/default/a")
+    log.plain(1, b"x")
+    log.journal.rotate()
     crash_at(disk, "before sync ")
     with pytest.raises(SimulatedCrash):
-        commit(journal, journal.free(2))
+        log.free(2)
     disk = disk.kill_clone()
     crash_at(disk, "before rename ")
     with pytest.raises(SimulatedCrash):
-        open_journal(disk)
-    again = open_journal(disk.crash_clone(1, data="nothing", names="everything"))
-    check_report(again.report)
+        open_log(disk)
+    again = open_log(disk.crash_clone(1, data="nothing", names="everything"))
+    check_report(again.journal.report)
     assert payloads(again) == [b"x"]
 
 
 def test_a_freed_segment_that_is_gone_already_raises_no_alarm():
     """Of freed segments any may be gone after a power loss, in any order."""
     disk = new_disk()
-    journal = open_journal(disk)
-    create(journal)
+    log = open_log(disk)
+    log.create(1, "/default/a")
     for payload in (b"x", b"y", b"z"):
-        commit(journal, payload)
-        journal.rotate()
-    assert isinstance(commit(journal, journal.free(4))[0], Ack)
+        log.plain(1, payload)
+        log.journal.rotate()
     crash_at(disk, "before sync_directory")
     with pytest.raises(SimulatedCrash):
-        journal.unlink(journal.detach_freed())
+        log.free(4)
     left = set()
     for seed in range(40):
         clone = disk.crash_clone(seed, names="torn")
         left.add(tuple(path[-5] for path in clone.paths()))
-        again = open_journal(clone)
-        check_report(again.report)
-        assert again.state.topics[1].next == 3
-        assert again.state.topics[1].start == 3
+        state = open_log(clone).journal.state
+        assert state.topics[1].next == 3
+        assert state.topics[1].start == 3
     assert ("2", "4") in left
 
 
