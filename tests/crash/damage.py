@@ -5,7 +5,7 @@ from __future__ import annotations
 from frazil.log import Sender
 from frazil.log import format as fmt
 from tests.crash.checker import require
-from tests.crash.simulation import DIRECTORIES, Simulation
+from tests.crash.simulation import Simulation
 from tests.crash.workload import Waiter
 
 DATA_KINDS = (fmt.KIND_ARROW, fmt.KIND_ROWS)
@@ -24,7 +24,7 @@ class DamagedSimulation(Simulation):
     def run(self):
         self.disk.crash_at = None
         self.open()
-        self.work(self.random.randint(4, 14))
+        self.operate(self.random.randint(4, 14))
         self.settle()
         self.cache_lives = False
         self.disk = self.disk.crash_clone(self.random.getrandbits(48))
@@ -32,27 +32,25 @@ class DamagedSimulation(Simulation):
         if not self.flip():
             return
         for _ in range(2):
-            for work, directory in zip(self.works, DIRECTORIES, strict=False):
-                work.disk = self.disk
-                work.journal = self.open_journal(work, directory)
-                self.check(work, damaged=True)
+            self.open_journal()
+            self.check(damaged=True)
 
     def settle(self):
         """Have everything synced, and proven by the marker of an idle journal."""
-        for work in self.works:
-            for model in work.models.values():
-                payload = work._payload(model) or b"settle"
-                waiter = Waiter("append", model=model, payloads=[payload], sync=True)
-                sender = Sender(sync=True)
-                work.commit([work._tuple(waiter, [payload], sender=sender, many=False)])
-            self.clock.advance(0.1)
-            work.journal.tick()
-            for model in work.models.values():
-                model.kept_end = model.exposed
+        work = self.work
+        for model in work.models.values():
+            payload = work._payload(model) or b"settle"
+            waiter = Waiter("append", model=model, payloads=[payload], sync=True)
+            sender = Sender(sync=True)
+            work.commit([work._tuple(waiter, [payload], sender=sender, many=False)])
+        self.clock.advance(0.1)
+        work.journal.tick()
+        for model in work.models.values():
+            model.kept_end = model.exposed
 
     def flip(self):
         """Flip one bit of a data frame; return whether there was one."""
-        journal = self.works[0].journal
+        journal = self.work.journal
         frames = []
         for segment in journal.segments:
             data = self.disk.read_bytes(segment.path)
@@ -93,27 +91,27 @@ class RewoundSimulation(Simulation):
     def run(self):
         self.disk.crash_at = None
         self.open()
-        self.work(self.random.randint(3, 8))
+        work = self.work
+        self.operate(self.random.randint(3, 8))
         self.restart()
         copy = self.disk.kill_clone()
-        ends = {model: model.kept_end for work in self.works for model in work.models.values()}
-        self.work(self.random.randint(3, 8))
+        ends = {model: model.kept_end for model in work.models.values()}
+        self.operate(self.random.randint(3, 8))
         self.disk = self.file_system = copy
-        for work, directory in zip(self.works, DIRECTORIES, strict=False):
-            known = {model.spec.id: model.exposed for model in work.models.values()}
-            work.disk = copy
-            work.journal = self.open_journal(work, directory, watermarks=known)
-            work.lsn_acked = work.journal.state.lsn
-            for model in list(work.models.values()):
-                state = work.journal.state.topics.get(model.spec.id)
-                if state is None or model not in ends:
-                    del work.models[model.spec.id]
-                    continue
-                require(
-                    state.next >= model.exposed,
-                    "head is below a remembered end",
-                    topic=state.id,
-                    head=state.next,
-                    remembered=model.exposed,
-                )
-                work.commit([work._entry(model)])
+        self.open_journal(
+            watermarks={model.spec.id: model.exposed for model in work.models.values()}
+        )
+        work.lsn_acked = work.journal.state.lsn
+        for model in list(work.models.values()):
+            state = work.journal.state.topics.get(model.spec.id)
+            if state is None or model not in ends:
+                del work.models[model.spec.id]
+                continue
+            require(
+                state.next >= model.exposed,
+                "head is below a remembered end",
+                topic=state.id,
+                head=state.next,
+                remembered=model.exposed,
+            )
+            work.commit([work._entry(model)])

@@ -10,7 +10,7 @@ from tests.support import SimulatedCrash
 
 
 class TracedWork(Work):
-    """Tells every commit and every answer."""
+    """Prints every commit and every answer."""
 
     def commit(self, entries):
         for entry in entries:
@@ -32,30 +32,27 @@ class TracedWork(Work):
 
 
 class TracedSimulation(Simulation):
-    """Tells every life and every sync point."""
+    """Prints every life and every sync point."""
 
-    def __init__(self, seed, profile):
-        super().__init__(seed, profile)
-        for work in self.works:
-            work.__class__ = TracedWork
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.work.__class__ = TracedWork
+        self.inner = None
 
     def open(self):
         print(f"open crash_at={self.disk.crash_at} cache_lives={self.cache_lives}")
-        inner = self.disk.on_sync
-
-        def told(event):
-            print(f"    {event}")
-            if inner is not None:
-                inner(event)
-
-        if not getattr(inner, "tells", False):
-            told.tells = True
-            self.disk.on_sync = told
+        if self.disk.on_sync != self.printed:
+            self.inner, self.disk.on_sync = self.disk.on_sync, self.printed
         super().open()
 
-    def check(self, work, *, damaged=False):
-        print(f"  recovered {work.journal.directory}: {work.journal.report}")
-        super().check(work, damaged=damaged)
+    def printed(self, event):
+        print(f"    {event}")
+        if self.inner is not None:
+            self.inner(event)
+
+    def check(self, *, damaged=False):
+        print(f"  recovered: {self.work.journal.report}")
+        super().check(damaged=damaged)
 
     def crash(self):
         lives = self.cache_lives

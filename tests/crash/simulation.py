@@ -21,7 +21,7 @@ from tests.support import (
 )
 from tests.support.log_limits import set_log_limits
 
-DIRECTORIES = ("/data/journal",)
+DIRECTORY = "/data/journal"
 SETTINGS = tuple(
     LogSettings(
         segment_bytes_max=64 << 10,
@@ -72,7 +72,7 @@ class Simulation:
         self.disk.sync_directory("/")
         self.file_system = self.disk
         self.settings = self.random.choice(SETTINGS)
-        self.works = [Work(self.random, self.clock)]
+        self.work = Work(self.random, self.clock)
         self.cache_lives = True
         """No power was lost since the last recovery: all that was written is still to be seen."""
         self.recoveries = 0
@@ -99,7 +99,7 @@ class Simulation:
             self.file_system = FaultyFileSystem(self.disk, [fault])
         try:
             self.open()
-            self.work(random.randint(*self.profile.operations))
+            self.operate(random.randint(*self.profile.operations))
         except (SimulatedCrash, OSError, Unavailable):
             pass
         self.crash()
@@ -110,36 +110,34 @@ class Simulation:
         self.disk.crash_at = None
         self.disk.on_sync = None
         self.open()
-        for work in self.works:
-            for model in work.models.values():
-                work.commit([work._entry(model)])
+        for model in self.work.models.values():
+            self.work.commit([self.work._entry(model)])
         self.restart()
 
     # -- the parts of a life ---------------------------------------------------------------------
 
     def open(self):
-        """Recover every journal, then check each."""
-        for work, directory in zip(self.works, DIRECTORIES, strict=False):
-            work.disk = self.disk
-            work.journal = self.open_journal(work, directory)
-        for work in self.works:
-            self.check(work)
+        """Recover the journal, then check it."""
+        self.open_journal()
+        self.check()
         self.cache_lives = True
 
-    def open_journal(self, work, directory, **more):
-        """Open one journal."""
+    def open_journal(self, **more):
+        """Open the journal."""
         set_log_limits(prefill_bytes=PREFILL_BYTES[SETTINGS.index(self.settings)])
-        return self.profile.journal.open(
+        self.work.disk = self.disk
+        self.work.journal = self.profile.journal.open(
             self.file_system,
-            directory,
+            DIRECTORY,
             clock=self.clock,
             settings=self.settings,
             producers=PRODUCERS,
             **more,
         )
 
-    def check(self, work, *, damaged=False):
+    def check(self, *, damaged=False):
         """Check a recovered journal against what was acked and read before."""
+        work = self.work
         journal = work.journal
         self.recoveries += 1
         self.reports.append(journal.report)
@@ -158,22 +156,21 @@ class Simulation:
         work.lsn_kept = work.lsn_acked = lsn
         work.settle_producers()
 
-    def work(self, count):
-        """Do operations on the journals, now and then with a clean restart between them."""
+    def operate(self, count):
+        """Do operations on the journal, now and then with a clean restart between them."""
         for _ in range(count):
             if self.random.random() < self.profile.restart_share:
                 self.restart()
-            work = self.random.choice(self.works)
-            work.step()
-            if any(work.journal.failed is not None for work in self.works):
+            self.work.step()
+            if self.work.journal.failed is not None:
                 return
 
     def restart(self):
         """Close cleanly and open again: nothing may be missing, not even unsynced records."""
-        for work in self.works:
-            work.journal.close()
-            if work.journal.failed is not None:
-                raise OSError("the journal failed at its end")
+        journal = self.work.journal
+        journal.close()
+        if journal.failed is not None:
+            raise OSError("the journal failed at its end")
         self.open()
 
     def crash(self):

@@ -106,7 +106,7 @@ def truncation_at_first_bad_frame(monkeypatch):
 
 def _take_data(scanner, head, position, length):
     """Take a data frame into the scan, whatever it is."""
-    scanner._place(head.topic, [head.offset, position, length, head.time, head.records])
+    scanner._extend_index(head.topic, [head.offset, position, length, head.time, head.records])
     scanner._passed(head, position)
 
 

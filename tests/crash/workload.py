@@ -1,4 +1,4 @@
-"""Random work on a journal, drawn from a seed, with every answer told to the checker's model."""
+"""Random work on a journal, drawn from a seed; the checker's model gets every answer."""
 
 from __future__ import annotations
 
@@ -74,22 +74,21 @@ class Waiter:
     numbers: list = attrs.Factory(list)
     answer: object = None
     value: object = None
-    """What a control sets: told to the model when it is acked."""
+    """What a control sets: the model takes it when it is acked."""
 
 
 class Work:
     """Draws operations and applies them to one journal after another through crashes."""
 
-    def __init__(self, random, clock, *, topics_max=TOPICS_MAX, first_id=1):
+    def __init__(self, random, clock):
         self.random = random
         self.clock = clock
-        self.topics_max = topics_max
         self.modes = random.choice(SYNC_MODES)
         self.models = {}
         self.producers = []
         self.journal = None
         self.number = 0
-        self.id_next = first_id
+        self.id_next = 1
         self.lsn_acked = 0
         self.lsn_kept = 0
         self.disk = None
@@ -200,7 +199,7 @@ class Work:
     def create(self):
         """Create a topic, or alter the sync mode of one."""
         random = self.random
-        if len(self.models) < self.topics_max:
+        if len(self.models) < TOPICS_MAX:
             spec = TopicSpec(
                 id=self.id_next,
                 name=f"/default/t{self.id_next}",
