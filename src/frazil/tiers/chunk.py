@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +52,7 @@ _SYSTEM: Final = ("_op", "_present")
 RUN_RECORDS_MAX: Final = 4096
 """So many records of small frames are decoded together."""
 _new = tuple.__new__
+T = TypeVar("T")
 
 
 class Chunk:
@@ -98,9 +101,6 @@ class Chunk:
         self.nbytes = nbytes + (0 if dead is None else dead.nbytes)
         self._cache: dict[Any, Any] = {}
 
-    def __repr__(self) -> str:
-        return f"Chunk(offset={self.offset}, count={self.count}, version={self.version})"
-
     @property
     def end(self) -> int:
         """Return the offset after the last record."""
@@ -138,17 +138,18 @@ class Chunk:
         # numpy's own search releases the GIL, which costs a look-up milliseconds.
         return int(self.time_us[bisect_right(ends, row)])
 
-    def cached(self, name: object, make: Callable[[], Any]) -> Any:
+    def cached(self, name: object, make: Callable[[], T]) -> T:
         """Return the value of `make`, computed once under this name.
 
         An array with memory of its own counts in `nbytes` from then on.
         """
-        found = self._cache.get(name)
-        if found is None:
-            made = make()
-            found = self._cache.setdefault(name, made)
-            if found is made and isinstance(made, np.ndarray) and made.flags.owndata:
-                self.nbytes += made.nbytes
+        found: T | None = self._cache.get(name)
+        if found is not None:
+            return found
+        made = make()
+        found = self._cache.setdefault(name, made)
+        if found is made and isinstance(made, np.ndarray) and made.flags.owndata:
+            self.nbytes += made.nbytes
         return found
 
     # -- keys and changes ------------------------------------------------------------------------
@@ -156,10 +157,9 @@ class Chunk:
     @property
     def ops(self) -> npt.NDArray[np.int8]:
         """Return each record's operation."""
-        found: npt.NDArray[np.int8] = self.cached(
+        return self.cached(
             "ops", lambda: self.batch.column(self.width).to_numpy(zero_copy_only=False)
         )
-        return found
 
     @property
     def unmatched(self) -> Flags | None:
@@ -170,24 +170,20 @@ class Chunk:
         present = self.batch.column(self.width + 1)
         if present.null_count == self.count:
             return None
-        found: Flags = self.cached(
+        return self.cached(
             "unmatched", lambda: np.array(present.is_valid().to_numpy(zero_copy_only=False))
         )
-        return found
 
     @property
     def _shown(self) -> Flags | None:
         """Return which records are neither deletes nor unmatched updates; None if all are."""
+        return self.cached("shown", self._find_shown)[0]
 
-        def make() -> tuple[Flags | None]:
-            shown: Flags = self.ops != OP_DELETE
-            unmatched = self.unmatched
-            if unmatched is not None:
-                shown &= ~unmatched
-            return (None if shown.all() else shown,)
-
-        found: tuple[Flags | None] = self.cached("shown", make)
-        return found[0]
+    def _find_shown(self) -> tuple[Flags | None]:
+        shown: Flags = self.ops != OP_DELETE
+        if self.unmatched is not None:
+            shown &= ~self.unmatched
+        return (None if shown.all() else shown,)
 
     def key_map(self, shape: KeyShape) -> KeyMap:
         """Return the rows by the hash of their key, built on first use."""
@@ -353,31 +349,29 @@ def first_chunk(
     stop = rows = size = version = 0
     while stop < len(tail) and tail[stop].offset < end:
         run = _small_run(tail, stop, end)
-        if batches:
-            rows += sum([entry[1] for entry in run])
-            size += sum([entry[7] for entry in run])
-            before = tail[stop - 1]
-            is_next = before.offset + before.count == run[0].offset
-            if not is_next or rows > rows_max or size > bytes_max:
-                break
+        rows += sum([entry[1] for entry in run])
+        size += sum([entry[7] for entry in run])
+        if batches and (rows > rows_max or size > bytes_max or not _is_next(tail, stop)):
+            break
         try:
-            found = _decode_run(state, run) if len(run) > 1 else None
-            if found is None:
-                run = run[:1]
-                found = _decode_entry(state, run[0])
+            batch, found, entries = _decode(state, run)
         except CorruptionError:
             if not batches:
                 raise
             break
-        if batches and found[1] != version:
+        if batches and found != version:
             # The schema has changed meanwhile.
             break
-        if not batches:
-            rows, size = sum([entry[1] for entry in run]), sum([entry[7] for entry in run])
-        version = found[1]
-        batches.append(found[0])
-        stop += len(run)
+        version = found
+        batches.append(batch)
+        stop += entries
     return _chunk_of_entries(batches, tail[:stop], version), stop
+
+
+def _is_next(tail: Sequence[TailEntry], number: int) -> bool:
+    """Tell whether no gap precedes an entry of the tail."""
+    before = tail[number - 1]
+    return before.offset + before.count == tail[number].offset
 
 
 def chunk_of_entry(state: TopicState, entry: TailEntry) -> Chunk:
@@ -404,39 +398,38 @@ def _chunk_of_entries(
     )
 
 
-def _decode_run(state: TopicState, run: list[TailEntry]) -> tuple[pa.RecordBatch, int] | None:
-    codec = state.codec
-    frames = [_frame(entry) for entry in run]
-    batch: pa.RecordBatch | None = None
-    version = -1
-    while version != codec.version:
-        # The schema may change meanwhile; a batch has the version that it was decoded to.
-        version = codec.version
-        try:
-            batch = codec.decode_small(frames)
-        except UNDECODABLE:
-            # Decoded one by one, the damaged one is found.
-            return None
-    return None if batch is None else (batch, version)
+def _decode(state: TopicState, run: list[TailEntry]) -> tuple[pa.RecordBatch, int, int]:
+    """Return a run's batch, its version and its number of entries: one if it is damaged."""
+    if len(run) > 1:
+        frames = [_frame(entry) for entry in run]
+        # Decoded one by one, the damaged one is found.
+        with suppress(*UNDECODABLE):
+            batch, version = _decoded(state.codec, partial(state.codec.decode_small, frames))
+            if batch is not None:
+                return batch, version, len(run)
+    return (*_decode_entry(state, run[0]), 1)
 
 
 def _decode_entry(state: TopicState, entry: TailEntry) -> tuple[pa.RecordBatch, int]:
-    codec = state.codec
-    frame = _frame(entry)
-    version = -1
+    try:
+        return _decoded(state.codec, partial(state.codec.decode, _frame(entry)))
+    except UNDECODABLE as error:
+        raise CorruptionError(
+            "records in memory cannot be decoded, run `frazil doctor`",
+            topic=state.spec.name,
+            offset_first=entry.offset,
+            offset_next=entry.offset + entry.count,
+            lsn=entry.lsn,
+            reason=error,
+        ) from error
+
+
+def _decoded(codec: Any, decode: Callable[[], pa.RecordBatch]) -> tuple[pa.RecordBatch, int]:
+    """Decode again if the schema changes meanwhile: a batch has the version it was decoded to."""
+    version, batch = -1, None
     while version != codec.version:
         version = codec.version
-        try:
-            batch = codec.decode(frame)
-        except UNDECODABLE as error:
-            raise CorruptionError(
-                "records in memory cannot be decoded, run `frazil doctor`",
-                topic=state.spec.name,
-                offset_first=entry.offset,
-                offset_next=entry.offset + entry.count,
-                lsn=entry.lsn,
-                reason=error,
-            ) from error
+        batch = decode()
     return batch, version
 
 

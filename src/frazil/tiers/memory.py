@@ -14,7 +14,6 @@ from frazil.log import TailEntry
 from frazil.log import format as fmt
 from frazil.tiers.chunk import (
     Chunk,
-    chunk_of_entry,
     chunk_of_history,
     first_chunk,
     join_chunks,
@@ -305,14 +304,6 @@ class TopicMemory:
         self._payload_out += sum([entry[7] for entry in run])
         self._records_out += sum([entry[1] for entry in run if entry[9] is not None])
         self._changes_out += sum([entry[1] for entry in run if entry[5] & fmt.FLAG_OP])
-
-    def decoded(self, entry: TailEntry) -> Chunk:
-        """Return the chunk of one entry of the tail, which stays as it is; needs no lock.
-
-        Raises:
-            CorruptionError: if it cannot be decoded.
-        """
-        return chunk_of_entry(self.state, entry)
 
 
 def _joinable(one: Chunk, other: Chunk) -> bool:

@@ -7,6 +7,7 @@ and are then refused with advice.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from frazil.errors import Overloaded
@@ -175,9 +176,11 @@ class Retention:
             over = size > quota_of(parts[0].state.spec, settings.log)
             for topic in parts:
                 large = full and _vector_bytes(topic) > part
-                self._hold(topic, "quota", _quota_error(self._tiers, parts) if over else None)
-                error = _vectors_error(topic, vectors_max) if large and not over else None
-                self._hold(topic, "deletion_vectors", error)
+                self._hold(
+                    topic, "quota", partial(_quota_error, self._tiers, parts) if over else None
+                )
+                error = partial(_vectors_error, topic, vectors_max)
+                self._hold(topic, "deletion_vectors", error if large and not over else None)
 
     def _hold(
         self,
@@ -263,33 +266,27 @@ def _vector_bytes(topic: TopicTiers) -> int:
     return 0 if topic.keyed is None else topic.keyed.vectors.files.nbytes
 
 
-def _quota_error(tiers: Tiers, parts: Sequence[TopicTiers]) -> Callable[[], FrazilError]:
-    def error() -> FrazilError:
-        return Overloaded(
-            "the topic's quota is full and the rows of a keyed topic never expire; raise its "
-            "retention_bytes, or copy what is needed to another topic and delete this one",
-            topic=parts[0].name,
-            bytes=sum(tiers.disk.space.held_bytes(topic.id, 0) for topic in parts),
-            bytes_max=quota_of(parts[0].state.spec, tiers.settings.log),
-            retry_after_ms=RETRY_AFTER_MS,
-        )
-
-    return error
+def _quota_error(tiers: Tiers, parts: Sequence[TopicTiers]) -> FrazilError:
+    return Overloaded(
+        "the topic's quota is full and the rows of a keyed topic never expire; raise its "
+        "retention_bytes, or copy what is needed to another topic and delete this one",
+        topic=parts[0].name,
+        bytes=sum(tiers.disk.space.held_bytes(topic.id, 0) for topic in parts),
+        bytes_max=quota_of(parts[0].state.spec, tiers.settings.log),
+        retry_after_ms=RETRY_AFTER_MS,
+    )
 
 
-def _vectors_error(topic: TopicTiers, bytes_max: int) -> Callable[[], FrazilError]:
-    def error() -> FrazilError:
-        return Overloaded(
-            "the topic has too many superseded rows in files, and its deletion vector fills its "
-            "share of memory; raise memory.budget_bytes, or copy what is needed to another topic "
-            "and delete this one",
-            topic=topic.name,
-            bytes=_vector_bytes(topic),
-            bytes_max=bytes_max,
-            retry_after_ms=RETRY_AFTER_MS,
-        )
-
-    return error
+def _vectors_error(topic: TopicTiers, bytes_max: int) -> FrazilError:
+    return Overloaded(
+        "the topic has too many superseded rows in files, and its deletion vector fills its "
+        "share of memory; raise memory.budget_bytes, or copy what is needed to another topic "
+        "and delete this one",
+        topic=topic.name,
+        bytes=_vector_bytes(topic),
+        bytes_max=bytes_max,
+        retry_after_ms=RETRY_AFTER_MS,
+    )
 
 
 def _size(span: Span) -> int:

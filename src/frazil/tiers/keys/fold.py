@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from frazil.model import OP_DELETE, OP_UPSERT
 from frazil.schema import KeyShape
+from frazil.tiers.chunk import chunk_of_entry
 from frazil.tiers.keys.deletion_vectors import DeletionVectors, fold_rows
 from frazil.tiers.keys.index import CODE_SHIFT, OP_MASK, UNKNOWN, Found, KeyIndex, UnflushedKeys
 
@@ -159,7 +160,7 @@ class KeyedState:
     ) -> tuple[list[Key], list[int]]:
         """Return the same of records of the tail; decodes an entry without validated records."""
         if entry.records is None:
-            return self._codes_of(self.memory.decoded(entry), start, stop - start)
+            return self._codes_of(chunk_of_entry(self.memory.state, entry), start, stop - start)
         row_key = self.shape_of(entry.version).row_key
         keys: list[Key] = []
         codes: list[int] = []
@@ -175,28 +176,35 @@ class KeyedState:
     def _apply(self, keys: list[Key], codes: list[int]) -> None:
         """Fold changes: each supersedes the newest earlier change of its key."""
         index = self.index
-        known = index.codes
-        below: dict[Key, int] = {}
-        if not self.complete:
-            missing = list(dict.fromkeys([key for key in keys if key not in known]))
-            found = self._find_many(missing, before=self.folded_to) if missing else {}
-            below = {key: one.offset << CODE_SHIFT | one.op for key, one in found.items()}
-        newest = dict(zip(keys, codes, strict=True))
-        if len(newest) == len(keys) and not index.tight(len(keys)):
-            # With ample room a key keeps its place in the order of writes, which is cheaper.
-            old = list(map(known.get, keys, repeat(_ABSENT)))
-            fresh = [key for key, code in zip(keys, old, strict=True) if code == _ABSENT]
-            if below:
-                old = [below.get(key, code) for key, code in zip(keys, old, strict=True)]
-            known.update(newest)
-        else:
-            fresh, old = self._apply_in_order(keys, codes, below)
+        below = {} if self.complete else self._codes_below(keys)
+        ample = not index.tight(len(keys)) and len(set(keys)) == len(keys)
+        fold = self._apply_at_once if ample else self._apply_in_order
+        fresh, old = fold(keys, codes, below)
         index.added(fresh)
         self._supersede(old, codes)
         if index.over:
             # Before keys are evicted: a lock-free look-up that misses one must search for it.
             self.complete = False
             index.shrink()
+
+    def _codes_below(self, keys: list[Key]) -> dict[Key, int]:
+        """Return the newest codes of keys that the index lacks, from the tiers below."""
+        known = self.index.codes
+        missing = list(dict.fromkeys([key for key in keys if key not in known]))
+        found = self._find_many(missing, before=self.folded_to) if missing else {}
+        return {key: one.offset << CODE_SHIFT | one.op for key, one in found.items()}
+
+    def _apply_at_once(
+        self, keys: list[Key], codes: list[int], below: dict[Key, int]
+    ) -> tuple[list[Key], list[int]]:
+        """Fold different keys, each in its old position in the order of writes: it is cheaper."""
+        known = self.index.codes
+        old = list(map(known.get, keys, repeat(_ABSENT)))
+        fresh = [key for key, code in zip(keys, old, strict=True) if code == _ABSENT]
+        if below:
+            old = [below.get(key, code) for key, code in zip(keys, old, strict=True)]
+        known.update(zip(keys, codes, strict=True))
+        return fresh, old
 
     def _apply_in_order(
         self, keys: list[Key], codes: list[int], below: dict[Key, int]
