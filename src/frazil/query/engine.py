@@ -38,18 +38,6 @@ if TYPE_CHECKING:
     from frazil.query.snapshots import EngineSnapshot, EngineSources
     from frazil.query.views import TopicName
 
-__all__ = [
-    "FoundRow",
-    "Prepared",
-    "QueryEngine",
-    "TableRead",
-    "explained_point",
-    "explained_scan",
-    "found_rows",
-    "prepare",
-    "query_failure",
-]
-
 _MESSAGE_CHARACTERS_MAX: Final = 2_000
 RETRY_AFTER_MS: Final = 1_000
 

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-__all__ = [
-    "SCALARS",
-    "TABLE_FUNCTIONS",
-    "VOLATILE",
-    "Node",
-    "Parser",
-    "check_statement",
-    "checked_text",
-    "nodes",
-]
-
 TABLE_FUNCTIONS: Final = frozenset(
     {"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"}
 )

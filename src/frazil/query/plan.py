@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from frazil.query.guard import Node
     from frazil.query.snapshots import EngineSources
 
-__all__ = ["Plan", "PlannedUse", "Planner", "template_of"]
-
 PLANS_MAX: Final = 1_024
 PLAN_CHARACTERS_MAX: Final = 16_384
 """Plans of longer statements are not kept."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from frazil.query.tables import TableUse
     from frazil.query.views import TopicName
 
-__all__ = ["PointPlan", "point_of"]
-
 _EMPTY_PARTS: Final = ("group_expressions", "group_sets", "having", "sample", "qualify")
 _STAR_EXTRAS: Final = (
     *("exclude_list", "replace_list", "columns", "expr", "rename_list"),

@@ -23,16 +23,6 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
 
-__all__ = [
-    "Lease",
-    "Pool",
-    "PoolLimits",
-    "RunningQuery",
-    "check_timeout",
-    "connect_locked",
-    "quoted_text",
-]
-
 DUCKDB_VERSION: Final = "1.5.5"
 _OFF: Final = (
     "autoload_known_extensions",

@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from frazil.query.tables import TableUse
     from frazil.query.views import TopicInfo, ViewColumn
 
-__all__ = [
-    "Condition",
-    "Constant",
-    "Known",
-    "Limits",
-    "Reader",
-    "conjuncts",
-    "constant_of",
-    "folded_value",
-    "key_conditions",
-    "keys_of",
-    "limits_of",
-    "settled_params",
-]
-
 _INTEGERS: Final = frozenset(
     {
         *("TINYINT", "SMALLINT", "INTEGER", "BIGINT"),

@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 
     Offsets = npt.NDArray[np.int64]
 
-__all__ = [
-    "ArrowTables",
-    "WarmFile",
-    "empty_relation",
-    "lookup_relation",
-    "topic_relation",
-    "without_dead",
-]
-
 OFFSET: Final = "_offset"
 LIVE: Final = "_live"
 OPERATION: Final = "_op"

@@ -18,8 +18,6 @@ import pyarrow.types as pt
 from frazil.errors import Closed, InvalidRequest
 from frazil.schema.python_rows import python_rows
 
-__all__ = ["BATCH_ROWS", "Result", "Stream"]
-
 BATCH_ROWS: Final = 65_536
 
 

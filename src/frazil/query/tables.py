@@ -19,18 +19,6 @@ from frazil.model import NAMESPACE_DEFAULT
 from frazil.query.guard import Node, nodes
 from frazil.query.views import LOG_SUFFIX, TopicInfo, TopicName, ViewColumn, view_columns
 
-__all__ = [
-    "INFORMATION_SCHEMA",
-    "SHOW",
-    "TableUse",
-    "WantedNames",
-    "catalog_table",
-    "resolve_tables",
-    "topic_of",
-    "unnamed_columns",
-    "wanted_names",
-]
-
 DATABASE: Final = "frazil"
 INFORMATION_SCHEMA: Final = frozenset({"columns", "schemata", "tables"})
 SHOW: Final = {

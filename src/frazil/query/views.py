@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = [
-    "LOG_SUFFIX",
-    "TIME_TYPE",
-    "Bounds",
-    "ChunkView",
-    "TopicInfo",
-    "TopicName",
-    "ViewColumn",
-    "duckdb_type",
-    "quoted_name",
-    "view_columns",
-]
-
 TopicName = tuple[str, str]
 """A namespace and a name within it."""
 

@@ -32,18 +32,6 @@ if TYPE_CHECKING:
     Offsets = npt.NDArray[np.int64]
     Flags = npt.NDArray[np.bool_]
 
-__all__ = [
-    "ALIVE",
-    "CHUNK_BYTES",
-    "Chunk",
-    "batch_with_system",
-    "chunk_of",
-    "chunk_of_entry",
-    "chunk_of_history",
-    "first_chunk",
-    "join_chunks",
-]
-
 ALIVE: Final = (1 << 63) - 1
 """The entry of a row in `dead` that no later change supersedes."""
 CHUNK_BYTES: Final = 1500

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.tier import DiskTier
     from frazil.tiers.partitions import Partitioner
 
-__all__ = ["cut_set", "flush_set"]
-
 SET_BYTES_MAX: Final = 512 << 20
 """A flush set has about so many bytes; more become several sets."""
 

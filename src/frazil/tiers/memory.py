@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.log import Batch, TopicState
 
-__all__ = ["TailEntry", "TopicMemory", "Unflushed"]
-
 ENTRY_BYTES: Final = 280
 """The bytes of an entry beside its payload."""
 RECORD_BYTES: Final = 300

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Words = npt.NDArray[np.uint32]
 
-__all__ = ["Partitioner", "bucket_hashes"]
-
 _TRANSFORM: Final = re.compile(r"(\w+)(?:\[(\d+)\])?\Z")
 _SUFFIX: Final = {
     "identity": "",

@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.config import MemorySettings
 
-__all__ = [
-    "Pressure",
-    "release_unused",
-    "rss_bytes",
-]
-
 RECOUNT_S: Final = 0.01
 """A publish outside green counts again if the last count is older."""
 RECLAIM_S: Final = 1.0

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from frazil.tiers.topic_tiers import TopicTiers
     from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["PublishStop", "Retention", "on_full_of", "quota_of"]
-
 VECTORS_SHARE: Final = 0.25
 """Deletion vectors take about this share of the budget; at it the largest topics are stopped.
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.maintenance import Staged
     from frazil.topic import Instance, TopicRuntime
 
-__all__ = ["Tiers"]
-
 INDEX_SHARE: Final = 0.25
 """The key indexes of all topics take at most this share of the budget."""
 RSS_CHECK_S: Final = 0.1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["GREEN", "HYSTERESIS_RATIO", "RED", "YELLOW", "YELLOW_RATIO", "ZONES", "Zones"]
-
 GREEN: Final = 0
 YELLOW: Final = 1
 RED: Final = 2

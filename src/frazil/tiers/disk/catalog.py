@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from frazil.log import SpecialRange
     from frazil.metadata import MetadataStore
 
-__all__ = ["DiskCatalog", "DiskDirectory", "Scanned", "Span", "TopicFiles", "TopicMarks"]
-
 PREFIX: Final = "/disk/"
 MARKS: Final = "state"
 ROWS_BYTES_MAX: Final = TRANSACTION_BYTES_MAX // 2

@@ -26,27 +26,6 @@ from frazil.struct_types import learnt
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = [
-    "MIXED",
-    "RUNS_KEY",
-    "ColumnRange",
-    "DiskFile",
-    "FileFacts",
-    "FileLabel",
-    "SentRun",
-    "SetName",
-    "column_ranges",
-    "decode_runs",
-    "encode_runs",
-    "file_schema",
-    "group_integers",
-    "kept_runs",
-    "keys_name",
-    "parse_name",
-    "set_name",
-    "user_schema",
-]
-
 # -- column ranges ---------------------------------------------------------------------------------
 
 COLUMNS_MAX: Final = 100

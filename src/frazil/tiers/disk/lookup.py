@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.maintenance import DamagedFiles
     from frazil.tiers.disk.reader import DiskReaders
 
-__all__ = ["DiskLookup"]
-
 T = TypeVar("T")
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.plan import FoundSet, OpenPlan
     from frazil.tiers.disk.reader import DiskReaders
 
-__all__ = ["DamagedFiles", "DiskSpace", "Staged", "open_topic"]
-
 T = TypeVar("T")
 
 SCRUB_BYTES: Final = 256 << 20

@@ -33,16 +33,6 @@ if TYPE_CHECKING:
 
     from frazil.fs import File, FileSystem
 
-__all__ = [
-    "RowsWriter",
-    "SeamSink",
-    "SeamSource",
-    "file_crc",
-    "open_parquet",
-    "read_facts",
-    "stored_schema",
-]
-
 # -- the file seam --------------------------------------------------------------------------------
 
 CRC_BYTES: Final = 1 << 20

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from frazil.tiers.disk.format import DiskFile
 
-__all__ = ["FilePins", "FilesPin", "HistoryPin"]
-
 
 class FilesPin:
     """Keeps the bytes of files in place until it is closed. A context manager."""

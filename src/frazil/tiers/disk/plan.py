@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from frazil.tiers.disk.catalog import TopicFiles
 
-__all__ = ["FoundSet", "OpenPlan", "plan_topic", "sets_of"]
-
-
 _SetKey = tuple[int, int, str]
 
 

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.format import DiskFile, SentRun
     from frazil.tiers.disk.maintenance import DamagedFiles
 
-__all__ = ["DiskHistory", "DiskReaders", "FileGone", "LruCache", "RowsFile", "StoredRows"]
-
 T = TypeVar("T")
 
 CACHE_BYTES: Final = 64 << 20

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.catalog import Span, TopicFiles, TopicMarks
     from frazil.tiers.disk.format import DiskFile
 
-__all__ = ["DiskLimits", "DiskTier"]
-
 
 class DiskLimits(NamedTuple):
     """The shape of the files and the limits of the tier; constants, smaller in tests."""

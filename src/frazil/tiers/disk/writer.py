@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.format import DiskFile, SentRun
     from frazil.tiers.disk.tier import DiskLimits, DiskTier
 
-__all__ = ["FILES_MAX", "OPEN_MAX", "SetWriter", "choose_run", "merge_once", "unavailable"]
-
 FILES_MAX: Final = 256
 """A set has about so many files; rows of further partitions share files."""
 OPEN_MAX: Final = 16

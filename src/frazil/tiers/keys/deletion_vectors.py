@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     Offsets = npt.NDArray[np.int64]
 
-__all__ = ["DeletionVector", "DeletionVectors", "FoldedRows", "KeyRows", "fold_rows"]
-
 PENDING_MAX: Final = 1 << 16
 PENDING_SHIFT: Final = 4
 """Entries are merged in when so many are pending, or a sixteenth of all."""

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     FindInFiles = Callable[[Sequence[Key], KeyShape, int], dict[Key, Found]]
     """Returns the newest change below an offset of each key that has one, of rows in files."""
 
-__all__ = ["STEP_ROWS", "Image", "KeyedState"]
-
 STEP_ROWS: Final = 8192
 """The fold handles so many changes at a time."""
 _ABSENT: Final = (-1 << CODE_SHIFT) | OP_DELETE

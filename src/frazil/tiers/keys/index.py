@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from frazil.schema import Key
     from frazil.tiers.memory import TopicMemory
 
-__all__ = ["CODE_SHIFT", "OP_MASK", "UNKNOWN", "Found", "KeyIndex", "UnflushedKeys"]
-
 CODE_SHIFT: Final = 3
 OP_MASK: Final = 7
 
