@@ -150,7 +150,7 @@ def write_golden(file_system: SimulatedFileSystem) -> None:
     writer.append(LOOSE_TOPIC, PLAIN, (b"loose",), 1)
     writer.control(fmt.KIND_STATE, PLAIN_TOPIC, msgspec.msgpack.encode((STATE_HOLD, "lake", 2)))
     writer.control(fmt.KIND_STATE, 0, msgspec.msgpack.encode((STATE_FIRST_FREE, "policy", b"kept")))
-    writer.control(fmt.KIND_CURSOR, PLAIN_TOPIC, msgspec.msgpack.encode(("reader", b"\x02")))
+    writer.control(fmt.KIND_CURSOR, PLAIN_TOPIC, encode_changes([placed("reader", CursorState(2))]))
     gap = msgspec.msgpack.encode((9, "gap", "declared by hand"))
     writer.control(fmt.KIND_GAP, PLAIN_TOPIC, gap, offset=4)
     writer.journal.rotate()

@@ -13,7 +13,6 @@ import msgspec
 from frazil.errors import CorruptionError
 from frazil.log.cursor_state import CursorState
 from frazil.log.state import (
-    PRODUCER_WINDOW_DEFAULT,
     JournalState,
     Sent,
     SpecialRange,
@@ -77,15 +76,13 @@ def encode_checkpoint(state: JournalState, *, lsn: int) -> bytes:
     return encode_sections([*sections, *state.unknown_sections])
 
 
-def decode_checkpoint(
-    data: bytes, *, producer_window: int = PRODUCER_WINDOW_DEFAULT
-) -> JournalState:
+def decode_checkpoint(data: bytes) -> JournalState:
     """Rebuild the state from a checkpoint's payload.
 
     Raises:
         CorruptionError: if the sections do not fit.
     """
-    state = JournalState(producer_window=producer_window)
+    state = JournalState()
     sections: dict[int, bytes] = {}
     for tag, body in decode_sections(data):
         if TAG_TOPICS <= tag <= TAG_JOURNAL:

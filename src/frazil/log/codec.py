@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from frazil.log.state import TopicState
     from frazil.model import Ack
 
-_codec_of = itemgetter(1)
+topic_of = itemgetter(0)
+codec_of = itemgetter(1)
+data_of = itemgetter(2)
+count_of = itemgetter(3)
+size_of = itemgetter(4)
+waiter_of = itemgetter(5)
+sender_of = itemgetter(6)
+"""The parts of an `Entry`."""
 
 
 class Payload(NamedTuple):
@@ -149,7 +156,7 @@ if TYPE_CHECKING:
 
 def settle_tracked(entries: Sequence[Entry], *, written: bool) -> None:
     """Tell the records of tracked entries whether they were written."""
-    for codec, run in groupby(entries, key=_codec_of):
+    for codec, run in groupby(entries, key=codec_of):
         if codec is None or not codec.tracked:
             continue
         singles: list[Any] = []

@@ -6,23 +6,23 @@ While it sleeps, `commit_here` lets another thread own the journal for one group
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 from collections import deque
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Closed, Overloaded, Unavailable
+from frazil.log.codec import size_of, waiter_of
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from frazil.config import LogSettings
     from frazil.log.codec import Deliver, Entry, Waiter
     from frazil.log.journal import Journal
 
-_size_of = itemgetter(4)
 TICK_GROUPS: Final = 256
 """Under constant load, what is due by time is looked at once in so many groups."""
 SECONDS_KEPT: Final = 2048
@@ -76,7 +76,8 @@ class Committer:
         self.journal = journal
         self._bytes_max = settings.queue_bytes_max
         self._records_max = QUEUE_RECORDS_MAX
-        self._wait_s = QUEUE_WAIT_S
+        self.wait_s = QUEUE_WAIT_S
+        """How long a publish may wait for room."""
         self._lock = threading.Lock()
         self._entries: list[Entry] = []
         self._bytes = 0
@@ -115,7 +116,7 @@ class Committer:
             # Before the lock: in a forked child nobody is left to release it.
             raise self.journal.closed_error()
         with self._lock:
-            size = self._bytes + sum(map(_size_of, entries))
+            size = self._bytes + sum(map(size_of, entries))
             records = self._records + sum([entry[3] or 1 for entry in entries])
             if self._entries and (size > self._bytes_max or records > self._records_max):
                 return False
@@ -137,7 +138,7 @@ class Committer:
         """
         if not self._sleeping or self._usual_s > HERE_S_MAX or self.journal.failed is not None:
             return False
-        if sum(map(_size_of, entries)) > HERE_BYTES_MAX:
+        if sum(map(size_of, entries)) > HERE_BYTES_MAX:
             return False
         if not self._owner.acquire(blocking=False):
             return False
@@ -149,15 +150,14 @@ class Committer:
                 self._commit(entries, lambda *answers: answered.append(answers))
             except BaseException as error:  # noqa: BLE001 - any bug is a fail-stop, as in `_run`
                 self.journal.fail(error)
-                waiters = [entry[5] for entry in entries]
-                answered.append((waiters, [self._unknown()] * len(waiters)))
+                answered.append((list(map(waiter_of, entries)), [self._unknown()] * len(entries)))
             if self.journal.clock.monotonic() + TICK_S_MAX < self._tick_s:
                 with self._lock:
                     self._wake_thread()
         finally:
             self._owner.release()
         for waiters, results in answered:
-            settle_futures(waiters, results)
+            settle_futures(zip(waiters, results, strict=True))
         return True
 
     def _wake_thread(self) -> None:
@@ -174,7 +174,7 @@ class Committer:
         if self.submit(*entries):
             return
         clock = self.journal.clock
-        deadline = clock.monotonic() + self._wait_s
+        deadline = clock.monotonic() + self.wait_s
         while True:
             room = threading.Event()
             self.on_space(room.set)
@@ -196,11 +196,6 @@ class Committer:
             records_max=self._records_max,
             retry_after_ms=100,
         )
-
-    @property
-    def wait_s(self) -> float:
-        """Return how long a publish may wait for room."""
-        return self._wait_s
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -309,8 +304,8 @@ class Committer:
         rest, tasks = self._take()
         error = self.journal.closed_error()
         # Entries that were taken may have been written before the bug struck.
-        deliver([entry[5] for entry in entries], [self._unknown()] * len(entries))
-        deliver([entry[5] for entry in rest], [error] * len(rest))
+        deliver(list(map(waiter_of, entries)), [self._unknown()] * len(entries))
+        deliver(list(map(waiter_of, rest)), [error] * len(rest))
         for _function, pending in (*taken, *tasks):
             pending.settle(error)
 
@@ -331,33 +326,21 @@ def _run_task(function: Callable[[], Any], pending: Pending) -> None:
 
 def deliver(waiters: list[Waiter], results: Sequence[Ack | BaseException]) -> None:
     """Hand results to their waiters: futures through their loops, the others directly."""
-    if not waiters:
-        return
-    by_loop: dict[Any, tuple[list[Any], list[Any]]] = {}
-    loop = None
-    futures: list[Any] = []
-    answers: list[Any] = []
+    by_loop: dict[Any, list[tuple[Any, Any]]] = {}
     for waiter, result in zip(waiters, results, strict=True):
         if isinstance(waiter, Pending):
             waiter.settle(result)
-            continue
-        own = waiter.get_loop()
-        if own is not loop:
-            loop = own
-            futures, answers = by_loop.setdefault(own, ([], []))
-        futures.append(waiter)
-        answers.append(result)
-    for own, (some, values) in by_loop.items():
-        try:
-            own.call_soon_threadsafe(settle_futures, some, values)
-        except RuntimeError:
-            # The loop is closed: nobody waits any more.
-            continue
+        else:
+            by_loop.setdefault(waiter.get_loop(), []).append((waiter, result))
+    for loop, answered in by_loop.items():
+        # A closed loop raises: nobody waits there any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle_futures, answered)
 
 
-def settle_futures(futures: list[asyncio.Future[Ack]], results: Sequence[Any]) -> None:
+def settle_futures(answered: Iterable[tuple[asyncio.Future[Ack], Any]]) -> None:
     """Settle futures on their own loop; cancelled ones are passed over."""
-    for future, result in zip(futures, results, strict=True):
+    for future, result in answered:
         if not future.done():
             if type(result) is Ack:
                 future.set_result(result)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = ["RANGES_MAX", "Cursor", "gaps_of", "ranges_of"]
 
@@ -68,11 +71,11 @@ class Cursor:
         """Give the half-open ranges above `acked_below`, ascending."""
         return zip(self._firsts, self._ends, strict=True)
 
-    def copy(self) -> Cursor:
+    def copy(self) -> Self:
         """Return an equal cursor that changes on its own."""
-        other = Cursor(self.acked_below)
-        other._firsts = self._firsts.copy()
-        other._ends = self._ends.copy()
+        other = type(self)(self.acked_below)
+        other._firsts = self._firsts.copy()  # noqa: SLF001 - one of its own class
+        other._ends = self._ends.copy()  # noqa: SLF001 - one of its own class
         return other
 
     def ack(self, offset: int) -> None:
@@ -102,16 +105,6 @@ class Cursor:
             end = max(end, ends[high - 1])
         firsts[low:high] = [first]
         ends[low:high] = [end]
-
-    def reach(self, count: int) -> int:
-        """Return the offset behind the lowest `count` that are not acked."""
-        at = self.acked_below
-        for first, end in self.ranges():
-            if first - at >= count:
-                break
-            count -= first - at
-            at = end
-        return at + count
 
     def _absorb(self) -> None:
         """Take the lowest ranges into `acked_below` if it reached them."""

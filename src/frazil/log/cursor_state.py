@@ -7,7 +7,7 @@ recovery relies on it. `docs/internals/log.md` has the bytes.
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
@@ -16,6 +16,7 @@ from frazil.log.cursor import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from typing import Self
 
 ATTEMPTS_MAX: Final = 10_000
 """Records whose delivery attempts a subscription remembers; only unacked ones are."""
@@ -62,8 +63,8 @@ class Delayed(msgspec.Struct, tag=5, array_like=True, frozen=True):
 Change: TypeAlias = Acked | Attempted | Placed | Dropped | Delayed
 
 _CHANGES: Final = msgspec.msgpack.Decoder(list[Change])
-_VALUE: Final = msgspec.msgpack.Decoder(tuple[str, bytes])
-_CURSOR: Final = msgspec.msgpack.Decoder(int | list[int | list[int]])
+_CURSOR: Final = msgspec.msgpack.Decoder(int | tuple[int, list[int], list[int], list[int]])
+"""All below a number; or that number, distances of ranges, attempts and times."""
 _encode = msgspec.msgpack.encode
 
 
@@ -105,17 +106,9 @@ class CursorState(Cursor):
 
     __hash__ = None  # it changes
 
-    def __repr__(self) -> str:
-        """Show the value, the ranges shortened."""
-        ranges = [*islice(self.ranges(), 4)]
-        more = ", ..." if self.range_count > len(ranges) else ""
-        return f"CursorState({self.acked_below}, {ranges}{more}, attempts={len(self.attempts)})"
-
-    def copy(self) -> CursorState:
+    def copy(self) -> Self:
         """Return one of its own, with the same value."""
-        fresh = CursorState(self.acked_below)
-        fresh._firsts = self._firsts.copy()
-        fresh._ends = self._ends.copy()
+        fresh = super().copy()
         fresh.attempts = self.attempts.copy()
         fresh.dues = self.dues.copy()
         fresh.lsn = self.lsn
@@ -159,10 +152,7 @@ class CursorState(Cursor):
         for offset, number in sorted(self.attempts.items()):
             attempts += (offset - last, number)
             last = offset
-        dues = _flat(sorted(self.dues.items()))
-        if not dues:
-            return _encode((self.acked_below, ranges, attempts))
-        return _encode((self.acked_below, ranges, attempts, dues))
+        return _encode((self.acked_below, ranges, attempts, _flat(sorted(self.dues.items()))))
 
     @classmethod
     def decode(cls, data: bytes) -> CursorState:
@@ -174,7 +164,7 @@ class CursorState(Cursor):
         found = _CURSOR.decode(data)
         if isinstance(found, int):
             return cls(_checked_offset(found))
-        below, ranges, attempts, dues = _parts(found)
+        below, ranges, attempts, dues = found
         cursor = cls(_checked_offset(below))
         position = below
         for skipped, size in _pairs(ranges):
@@ -228,11 +218,7 @@ def decode_changes(payload: bytes) -> list[Change]:
     Raises:
         ValueError: if it is none (msgspec's own errors are among these).
     """
-    try:
-        changes = _CHANGES.decode(payload)
-    except msgspec.ValidationError:
-        # The form before there were changes: a subscription's whole value.
-        changes = [Placed(*_VALUE.decode(payload))]
+    changes = _CHANGES.decode(payload)
     for change in changes:
         check_change(change)
     return changes
@@ -244,50 +230,56 @@ def check_change(change: Change) -> None:
     Raises:
         ValueError: if it could not be folded.
     """
-    if isinstance(change, Acked):
-        for first, end in _pairs(change.ranges):
-            if not 0 <= first < end <= OFFSET_MAX:
+    match change:
+        case Acked(ranges=ranges):
+            if not all(0 <= first < end <= OFFSET_MAX for first, end in _pairs(ranges)):
                 raise ValueError("a range of acked records is empty or out of bounds")
-    elif isinstance(change, Attempted):
-        for offset, number in _pairs(change.attempts):
-            if not 0 <= offset <= OFFSET_MAX or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX:
+        case Attempted(attempts=attempts):
+            if not all(_is_attempt(*attempt) for attempt in _pairs(attempts)):
                 raise ValueError("an offset or the number of its attempt is out of bounds")
-    elif isinstance(change, Delayed):
-        for offset, number, due_ms in _triples(change.dues):
-            in_bounds = 0 <= offset <= OFFSET_MAX and 0 <= due_ms <= OFFSET_MAX
-            if not in_bounds or not ATTEMPT_FIRST <= number <= ATTEMPT_MAX:
+        case Delayed(dues=dues):
+            if not all(_is_attempt(*due) for due in _triples(dues)):
                 raise ValueError("a delivery that waits is out of bounds")
-    elif isinstance(change, Placed):
-        CursorState.decode(change.cursor)
+        case Placed(cursor=cursor):
+            CursorState.decode(cursor)
+
+
+def _is_attempt(offset: int, number: int, due_ms: int = 0) -> bool:
+    return (
+        0 <= offset <= OFFSET_MAX
+        and ATTEMPT_FIRST <= number <= ATTEMPT_MAX
+        and 0 <= due_ms <= OFFSET_MAX
+    )
 
 
 def fold(cursors: dict[str, CursorState], changes: Iterable[Change], *, lsn: int = 0) -> None:
     """Apply checked changes to a topic's subscriptions, by name.
 
-    Acks and attempts of a subscription that is not there change nothing: it was dropped behind
+    Acks and attempts of a subscription that is not there change nothing: it was dropped after
     them, and recovery shows them once more.
     """
     for change in changes:
         if isinstance(change, Placed):
-            cursor = cursors[change.name] = CursorState.decode(change.cursor)
+            cursors[change.name] = CursorState.decode(change.cursor)
         elif isinstance(change, Dropped):
             cursors.pop(change.name, None)
-            continue
-        else:
-            found = cursors.get(change.name)
-            if found is None:
-                continue
-            cursor = found
-            if isinstance(change, Acked):
-                for first, end in _pairs(change.ranges):
-                    cursor.ack_range(first, end)
-            elif isinstance(change, Delayed):
-                for each in _triples(change.dues):
-                    cursor.delay(*each)
-            else:
-                for offset, number in _pairs(change.attempts):
-                    cursor.attempt(offset, number)
-        cursor.lsn = max(cursor.lsn, lsn)
+        cursor = cursors.get(change.name)
+        if cursor is not None:
+            _fold_one(cursor, change)
+            cursor.lsn = max(cursor.lsn, lsn)
+
+
+def _fold_one(cursor: CursorState, change: Change) -> None:
+    match change:
+        case Acked(ranges=ranges):
+            for first, end in _pairs(ranges):
+                cursor.ack_range(first, end)
+        case Attempted(attempts=attempts):
+            for offset, number in _pairs(attempts):
+                cursor.attempt(offset, number)
+        case Delayed(dues=dues):
+            for each in _triples(dues):
+                cursor.delay(*each)
 
 
 def _flat(pairs: Iterable[tuple[int, int]]) -> list[int]:
@@ -302,15 +294,6 @@ def _pairs(numbers: list[int]) -> Iterator[tuple[int, int]]:
 def _triples(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
     each = iter(numbers)
     return zip(each, each, each, strict=True)
-
-
-def _parts(found: list[int | list[int]]) -> tuple[int, list[int], list[int], list[int]]:
-    """Return the parts of a cursor that is no mere number; what later versions add is passed by."""
-    lists = [part for part in found[1:4] if isinstance(part, list)]
-    is_complete = len(lists) >= 2 and len(lists) == len(found[1:4])
-    if not is_complete or not isinstance(found[0], int):
-        raise ValueError("a cursor has a number, and two lists or three")
-    return found[0], lists[0], lists[1], lists[2] if len(lists) > 2 else []
 
 
 def _checked_offset(offset: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import repeat
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
@@ -15,13 +14,24 @@ import pyarrow as pa
 
 from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest, Overloaded
 from frazil.log import format as fmt
-from frazil.log.codec import Control, TailEntry
+from frazil.log.codec import (
+    Control,
+    TailEntry,
+    codec_of,
+    count_of,
+    data_of,
+    sender_of,
+    size_of,
+    topic_of,
+    waiter_of,
+)
 from frazil.log.cursor import RANGES_MAX
 from frazil.log.cursor_state import (
     ATTEMPTS_MAX,
     Acked,
     Attempted,
     Change,
+    CursorState,
     Delayed,
     decode_changes,
     fold,
@@ -55,14 +65,6 @@ NOT_ENCODABLE: Final = (
 )
 """What a record that cannot be encoded may raise: it is refused alone, nothing is written yet."""
 
-_topic_of = itemgetter(0)
-_codec_of = itemgetter(1)
-_data_of = itemgetter(2)
-_count_of = itemgetter(3)
-_size_of = itemgetter(4)
-_waiter_of = itemgetter(5)
-_sender_of = itemgetter(6)
-
 
 class CursorBounds:
     """Refuses the cursor frames of one group that would let a cursor outgrow its bounds.
@@ -73,8 +75,8 @@ class CursorBounds:
 
     def __init__(self, state: JournalState) -> None:
         self._state = state
-        self._added: Counter[tuple[int, str]] = Counter()
-        """How many ranges and attempts the group adds to a cursor at most."""
+        self._added: Counter[int] = Counter()
+        """How many ranges and attempts the group adds to a topic's cursors at most."""
         self._changes: dict[int, list[Change]] = {}
         """The group's changes by topic: nothing of them is in the state yet."""
 
@@ -87,36 +89,33 @@ class CursorBounds:
             changes = decode_changes(payload)
         except ValueError as error:
             return InvalidRequest("changes of a cursor cannot be read", error=error)
-        added: Counter[tuple[int, str]] = Counter()
-        for change in changes:
-            added[topic_id, change.name] += _added_most(change)
+        added = self._added[topic_id] + sum(map(_added_most, changes))
         earlier = self._changes.setdefault(topic_id, [])
-        crowded = [key[1] for key in added if not self._has_room(topic, key, added[key])]
-        if crowded:
-            error_found = _overgrown(topic, crowded, [*earlier, *changes])
-            if error_found is not None:
-                return error_found
-        # Not before all of them may pass: a frame is written whole or not at all.
-        earlier += changes
-        self._added.update(added)
-        return None
+        names = {change.name for change in changes}
+        crowded = {name for name in names if not _has_room(topic.cursors.get(name), added)}
+        error_found = _overgrown(topic, crowded, [*earlier, *changes]) if crowded else None
+        if error_found is None:
+            # Not before all of them may pass: a frame is written whole or not at all.
+            earlier += changes
+            self._added[topic_id] = added
+        return error_found
 
-    def _has_room(self, topic: TopicState, key: tuple[int, str], added: int) -> bool:
-        """Tell by counts alone that more changes fit; False means that it is not certain."""
-        known = topic.cursors.get(key[1])
-        if known is None:
-            return False
-        most = self._added[key] + added
-        return known.range_count + most <= RANGES_MAX and len(known.attempts) + most <= ATTEMPTS_MAX
+
+def _has_room(cursor: CursorState | None, added: int) -> bool:
+    """Tell by counts alone that more changes fit; False means that it is not certain."""
+    if cursor is None:
+        return False
+    return max(cursor.range_count, len(cursor.attempts)) + added <= min(RANGES_MAX, ATTEMPTS_MAX)
 
 
 def _added_most(change: Change) -> int:
     """Return how many ranges or attempts a change may add to its cursor at most."""
-    if isinstance(change, Acked):
-        return len(change.ranges) // 2
-    if isinstance(change, Attempted):
-        return len(change.attempts) // 2
-    return 0 if isinstance(change, Delayed) else RANGES_MAX
+    match change:
+        case Acked(ranges=numbers) | Attempted(attempts=numbers):
+            return len(numbers) // 2
+        case Delayed():
+            return 0
+    return RANGES_MAX
 
 
 def _overgrown(
@@ -192,7 +191,7 @@ class Group:
 
     def encode(self, entries: list[Entry]) -> None:
         """Encode all entries; each waiter gets its ack or its error in `results`."""
-        if len(set(map(_topic_of, entries))) == 1:
+        if len(set(map(topic_of, entries))) == 1:
             self._encode_topic(entries)
         else:
             buckets: dict[TopicState | None, list[Entry]] = {}
@@ -210,18 +209,18 @@ class Group:
             codec is not None
             and topic is not None
             and codec.version == topic.schema_version
-            and len(set(map(_codec_of, entries))) == 1
-            and not any(map(_sender_of, entries))
+            and len(set(map(codec_of, entries))) == 1
+            and not any(map(sender_of, entries))
             and (len(entries) == 1 or not codec.solo)
-            and sum(map(_size_of, entries)) <= self._bytes_max
+            and sum(map(size_of, entries)) <= self._bytes_max
         ):
-            self._encode_run(topic, codec, entries)
+            self._encode_run(entries)
             return
         run: list[Entry] = []
         size = records = 0
         for entry in entries:
             if entry[1] is None:
-                self._encode_run_of(topic, run)
+                self._encode_run(run)
                 run, size, records = [], 0, 0
                 self._encode_control(entry)
                 continue
@@ -232,19 +231,12 @@ class Group:
             codec = ready[1]
             full = size + ready[4] > self._bytes_max or records + ready[3] > FRAME_RECORDS_MAX
             if run and (full or codec.solo or codec is not run[0][1]):
-                self._encode_run_of(topic, run)
+                self._encode_run(run)
                 run, size, records = [], 0, 0
             run.append(ready)
             size += ready[4]
             records += ready[3] or 1
-        self._encode_run_of(topic, run)
-
-    def _encode_run_of(self, topic: TopicState | None, entries: list[Entry]) -> None:
-        if entries:
-            codec = entries[0][1]
-            assert codec is not None
-            assert topic is not None
-            self._encode_run(topic, codec, entries)
+        self._encode_run(run)
 
     def _ready(self, topic: TopicState, entry: Entry) -> Any:
         """Return an entry under the topic's current schema; None if it was answered instead."""
@@ -266,18 +258,15 @@ class Group:
             return None
         return (topic, codec, data, *entry[3:])
 
-    def _encode_run(self, topic: TopicState, codec: Codec, entries: list[Entry]) -> None:
+    def _encode_run(self, entries: list[Entry]) -> None:
         """Encode entries of one topic and one codec into one frame."""
-        singles = not any(map(_count_of, entries))
-        records: Sequence[Any]
-        if singles:
-            records = list(map(_data_of, entries))
-        elif len(entries) == 1:
-            records = entries[0][2]
-        else:
-            records = []
-            for entry in entries:
-                records += entry[2] if entry[3] else (entry[2],)
+        if not entries:
+            return
+        topic, codec = entries[0][:2]
+        assert topic is not None
+        assert codec is not None
+        singles = not any(map(count_of, entries))
+        records = list(map(data_of, entries)) if singles else _records_of(entries)
         try:
             payload = codec.encode(records)
         except NOT_ENCODABLE as error:
@@ -287,7 +276,7 @@ class Group:
         offset = self._next.get(topic.id, topic.next)
         self._next[topic.id] = offset + count
         lsn = self.lsn = self.lsn + 1
-        senders = [sender for sender in map(_sender_of, entries) if sender is not None]
+        senders = [sender for sender in map(sender_of, entries) if sender is not None]
         runs = self._runs(topic, entries, offset) if senders else b""
         head, data, padding, size = fmt.frame_buffers(
             payload.kind,
@@ -325,7 +314,7 @@ class Group:
             self.tracked += entries
         if topic.sync_on_append or any(sender.sync for sender in senders):
             self.sync = True
-        self.waiters += map(_waiter_of, entries)
+        self.waiters += map(waiter_of, entries)
         if singles:
             offsets = range(offset, offset + count)
             self.results += map(Ack, offsets, offsets, repeat(lsn))
@@ -350,7 +339,7 @@ class Group:
                 self._refuse_encoding(topic, entry, own)
             else:
                 good.append(entry)
-        self._encode_run_of(topic, good)
+        self._encode_run(good)
 
     def _refuse_encoding(self, topic: TopicState, entry: Entry, error: Exception) -> None:
         sender = entry[6]
@@ -433,13 +422,7 @@ class Group:
         payload = msgspec.msgpack.encode((STATE_PRODUCER, name, (producer_id, epoch)))
         self._state.check_control(fmt.KIND_STATE, topic=topic.id, payload=payload)
         self._control_frame(Control(fmt.KIND_STATE, topic.id, payload))
-        return Producer(
-            producer_id=producer_id,
-            topic=topic.id,
-            name=name,
-            epoch=epoch,
-            window=self._state.producer_window,
-        )
+        return Producer(producer_id, topic.id, name, epoch)
 
     def _runs(self, topic: TopicState, entries: list[Entry], offset: int) -> bytes:
         """Encode whose records a frame has, and put the batches into their windows."""
@@ -520,6 +503,16 @@ class Group:
         self.buffers.append(b"".join((head, body, padding)))
         self.size += size
         self.controls.append((fmt.read_head(head, 0), control.payload))
+
+
+def _records_of(entries: list[Entry]) -> Sequence[Any]:
+    """Return the records of entries of which some are batches."""
+    if len(entries) == 1:
+        return cast("Sequence[Any]", entries[0][2])
+    records: list[Any] = []
+    for entry in entries:
+        records += entry[2] if entry[3] else (entry[2],)
+    return records
 
 
 def judge(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import threading
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,7 +19,7 @@ from frazil.fs import write_fully
 from frazil.log import forked
 from frazil.log import format as fmt
 from frazil.log.checkpoint import encode_checkpoint
-from frazil.log.codec import Control, settle_tracked
+from frazil.log.codec import Control, codec_of, settle_tracked, size_of, waiter_of
 from frazil.log.group import Group
 from frazil.log.index import FrameIndex
 from frazil.log.opening import Opened, initial_frames, open_journal, refresh_topics
@@ -52,9 +51,6 @@ __all__ = []
 
 GROUP_BYTES_MAX: Final = 64 << 20
 """A call larger than this is written and synced in several groups."""
-_codec_of = itemgetter(1)
-_size_of = itemgetter(4)
-_waiter_of = itemgetter(5)
 
 
 def group_end(entries: list[Entry]) -> int:
@@ -62,8 +58,8 @@ def group_end(entries: list[Entry]) -> int:
 
     A barrier is an entry behind which the state has changed under the rest of them.
     """
-    has_controls = None in set(map(_codec_of, entries))
-    if not has_controls and sum(map(_size_of, entries)) <= GROUP_BYTES_MAX:
+    has_controls = None in set(map(codec_of, entries))
+    if not has_controls and sum(map(size_of, entries)) <= GROUP_BYTES_MAX:
         return len(entries)
     size = 0
     for number, entry in enumerate(entries):
@@ -263,14 +259,14 @@ class Journal:
 
     def has_room(self, entries: list[Entry]) -> bool:
         """Return whether a group fits into the active segment, so that none must be created."""
-        size: int = sum(map(_size_of, entries))
+        size: int = sum(map(size_of, entries))
         return self._position + size <= self._settings.segment_bytes_max
 
     def _commit_some(self, entries: list[Entry], deliver: Deliver, *, again: bool = False) -> None:
         error: FrazilError
         if self.failed is not None or self.closed:
             error = self.closed_error()
-            deliver([entry[5] for entry in entries], [error] * len(entries))
+            deliver(list(map(waiter_of, entries)), [error] * len(entries))
             return
         if self.fence is not None and not self.fence():
             settle_tracked(entries, written=False)
@@ -279,11 +275,11 @@ class Journal:
                 "the metadata store answers",
                 retry_after_ms=1000,
             )
-            deliver([entry[5] for entry in entries], [error] * len(entries))
+            deliver(list(map(waiter_of, entries)), [error] * len(entries))
             return
         shown: Iterable[TopicState] = ()
         try:
-            size = sum(map(_size_of, entries))
+            size = sum(map(size_of, entries))
             if self._position + size > self._settings.segment_bytes_max and self._frames > 2:
                 self.rotate()
             group = Group(
@@ -312,7 +308,7 @@ class Journal:
                 outcome="unknown",
                 cause=failure,
             )
-            deliver([entry[5] for entry in entries], [error] * len(entries))
+            deliver(list(map(waiter_of, entries)), [error] * len(entries))
             return
         results = group.results
         if self.fence is not None and not self.fence():
@@ -337,7 +333,7 @@ class Journal:
         for entry in entries:
             is_cursor = entry[1] is None and entry[2].kind == fmt.KIND_CURSOR
             (cursors if is_cursor else others).append(entry)
-        deliver([entry[5] for entry in others], [error] * len(others))
+        deliver(list(map(waiter_of, others)), [error] * len(others))
         if again:
             unavailable = Unavailable(
                 "there is no room for the progress of subscriptions, nothing was written; "
@@ -345,7 +341,7 @@ class Journal:
                 cause=error.message,
                 **error.details,
             )
-            deliver([entry[5] for entry in cursors], [unavailable] * len(cursors))
+            deliver(list(map(waiter_of, cursors)), [unavailable] * len(cursors))
         elif cursors:
             self._commit_some(cursors, deliver, again=True)
 

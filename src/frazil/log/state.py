@@ -9,6 +9,7 @@ import contextlib
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import attrs
 import msgspec
 
 from frazil.errors import CorruptionError
@@ -56,17 +57,15 @@ class Sent(NamedTuple):
     time_us: int
 
 
+@attrs.define(eq=False)
 class Producer:
     """An idempotent producer of one topic and the window of its last batches."""
 
-    __slots__ = ("epoch", "id", "name", "topic", "window")
-
-    def __init__(self, *, producer_id: int, topic: int, name: str, epoch: int, window: int) -> None:
-        self.id = producer_id
-        self.topic = topic
-        self.name = name
-        self.epoch = epoch
-        self.window: deque[Sent] = deque(maxlen=window)
+    id: int
+    topic: int
+    name: str
+    epoch: int
+    window: deque[Sent] = attrs.Factory(lambda: deque(maxlen=PRODUCER_WINDOW_DEFAULT))
 
     @property
     def time_us(self) -> int:
@@ -170,7 +169,7 @@ class TopicState:
 
 
 def wake(topics: Iterable[TopicState]) -> None:
-    """Tell who waits for news of these topics; after acks, so that publishers hear first."""
+    """Wake readers of these topics. Call after acks, so that publishers are answered first."""
     for topic in topics:
         for follower in topic.followers:
             follower.woken()
@@ -183,10 +182,9 @@ def wake(topics: Iterable[TopicState]) -> None:
 class JournalState:
     """All topics of one journal and everything else that its checkpoints carry."""
 
-    def __init__(self, *, producer_window: int = PRODUCER_WINDOW_DEFAULT) -> None:
+    def __init__(self) -> None:
         self.topics: dict[int, TopicState] = {}
         self.producers: OrderedDict[int, Producer] = OrderedDict()
-        self.producer_window = producer_window
         self.producer_id_last = 0
         self.values: dict[tuple[int, str], bytes] = {}
         self.unknown_sections: list[tuple[int, bytes]] = []
@@ -207,20 +205,20 @@ class JournalState:
         kind = head.kind
         try:
             if kind in (fmt.KIND_ARROW, fmt.KIND_ROWS):
-                topic = self._topic(head.topic)
+                topic = self.topics[head.topic]
                 topic.next = max(topic.next, head.offset + head.records)
                 self.apply_runs(head, runs)
             elif kind == fmt.KIND_TOPIC:
                 self.define_topic(msgspec.msgpack.decode(payload, type=learnt(TopicSpec)))
             elif kind == fmt.KIND_SCHEMA:
-                self._topic(head.topic).schemas[head.schema] = payload
-                self._topic(head.topic).schema_version = head.schema
+                self.topics[head.topic].schemas[head.schema] = payload
+                self.topics[head.topic].schema_version = head.schema
             elif kind == fmt.KIND_GAP:
                 self._apply_gap(head, payload)
             elif kind == fmt.KIND_STATE:
                 self._apply_state(head, payload)
             elif kind == fmt.KIND_CURSOR:
-                fold(self._topic(head.topic).cursors, decode_changes(payload), lsn=head.lsn)
+                fold(self.topics[head.topic].cursors, decode_changes(payload), lsn=head.lsn)
         except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
             raise CorruptionError(
                 "control frame cannot be decoded", kind=fmt.KIND_NAMES[kind], lsn=head.lsn
@@ -234,7 +232,7 @@ class JournalState:
         Raises:
             CorruptionError: if its payload cannot be decoded, or its topic does not exist.
         """
-        trial = JournalState(producer_window=self.producer_window)
+        trial = JournalState()
         found = self.topics.get(topic)
         if found is not None:
             trial.topics[topic] = TopicState(found.spec)
@@ -244,9 +242,6 @@ class JournalState:
             head_crc=0, zero=0,
         )  # fmt: skip
         trial.apply(head, payload)
-
-    def _topic(self, topic_id: int) -> TopicState:
-        return self.topics[topic_id]
 
     def apply_runs(self, head: fmt.FrameHead, runs: Iterable[fmt.Run]) -> None:
         """Put the batches of a data frame into their producers' windows."""
@@ -259,12 +254,12 @@ class JournalState:
 
     def _apply_gap(self, head: fmt.FrameHead, payload: bytes) -> None:
         end, kind, reason = msgspec.msgpack.decode(payload, type=tuple[int, str, str])
-        self._topic(head.topic).add_range(SpecialRange(head.offset, end, kind, reason))
+        self.topics[head.topic].add_range(SpecialRange(head.offset, end, kind, reason))
 
     def _apply_state(self, head: fmt.FrameHead, payload: bytes) -> None:
         tag, key, value = msgspec.msgpack.decode(payload, type=tuple[int, str, Any])
         if tag == STATE_HOLD:
-            set_or_drop(self._topic(head.topic).holds, key, value)
+            set_or_drop(self.topics[head.topic].holds, key, value)
         elif tag == STATE_PRODUCER:
             producer_id, epoch = value
             self.add_producer(producer_id, topic=head.topic, name=key, epoch=epoch)
@@ -285,29 +280,18 @@ class JournalState:
             topic.define(spec)
         return topic
 
-    def forget_topics(self, *, deleted_before_us: int) -> list[int]:
+    def forget_topics(self, *, deleted_before_us: int) -> None:
         """Drop topics that were deleted long ago and hold nothing any more."""
-        gone = [
-            topic.id
-            for topic in self.topics.values()
-            if 0 < topic.spec.deleted_us < deleted_before_us and not topic.bytes_local
-        ]
-        for topic_id in gone:
-            for producer in self.topics.pop(topic_id).producers.values():
-                self.producers.pop(producer.id, None)
-        return gone
+        for topic in list(self.topics.values()):
+            if 0 < topic.spec.deleted_us < deleted_before_us and not topic.bytes_local:
+                del self.topics[topic.id]
+                for producer in topic.producers.values():
+                    self.producers.pop(producer.id, None)
 
     def add_producer(self, producer_id: int, *, topic: int, name: str, epoch: int) -> Producer:
         """Register an idempotent producer of a topic."""
-        producer = Producer(
-            producer_id=producer_id,
-            topic=topic,
-            name=name,
-            epoch=epoch,
-            window=self.producer_window,
-        )
-        self.producers[producer_id] = producer
-        self._topic(topic).producers[name] = producer
+        producer = Producer(producer_id, topic, name, epoch)
+        self.producers[producer_id] = self.topics[topic].producers[name] = producer
         self.producer_id_last = max(self.producer_id_last, producer_id)
         return producer
 

@@ -84,21 +84,3 @@ def test_a_cursor_shows_what_it_holds():
     assert cursor != 3
     with pytest.raises(TypeError):
         hash(cursor)
-
-
-@pytest.mark.parametrize(
-    ("cursor", "count", "end"),
-    [
-        (Cursor(), 0, 0),
-        (Cursor(5), 3, 8),
-        (Cursor(5, [(7, 10)]), 2, 7),
-        (Cursor(5, [(7, 10)]), 3, 11),
-        (Cursor(5, [(7, 10), (12, 20)]), 4, 12),
-        (Cursor(5, [(7, 10), (12, 20)]), 6, 22),
-    ],
-)
-def test_a_cursor_reaches_over_what_is_acked(cursor, count, end):
-    """The lowest offsets that are not acked end where a plain walk over all offsets ends."""
-    assert cursor.reach(count) == end
-    unacked = [offset for offset in range(end) if offset not in cursor]
-    assert len(unacked) == count

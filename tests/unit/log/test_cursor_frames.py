@@ -120,13 +120,6 @@ def test_what_is_no_change_is_refused(payload):
         decode_changes(payload)
 
 
-def test_the_form_of_a_whole_value_is_still_read():
-    """What format 1 reserved, a name and a value, places the subscription there."""
-    cursors = {"reader": CursorState(1)}
-    fold(cursors, decode_changes(msgspec.msgpack.encode(("reader", b"\x07"))))
-    assert cursors == {"reader": CursorState(7)}
-
-
 def any_change(chance):
     name = chance.choice("ab")
     first = chance.randint(0, 30)
