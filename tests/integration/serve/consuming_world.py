@@ -17,9 +17,12 @@ from frazil.serve.danube.proto.danube_pb2 import (
     ConsumerResponse,
     HealthCheckRequest,
     HealthCheckResponse,
+    MessageResponse,
     MsgID,
     NackRequest,
     NackResponse,
+    ProducerRequest,
+    ProducerResponse,
     ReceiveRequest,
     StreamMessage,
 )
@@ -167,6 +170,21 @@ class Caller:
             await self.ask(path, request, reply)
         return caught.value.code().name, caught.value.details()
 
+    async def create(self, name="p", topic=TOPIC):
+        """Return the id of a producer that is made."""
+        request = ProducerRequest(topic_name=topic, producer_name=name, dispatch_strategy=1)
+        return (await self.ask(CREATE, request, ProducerResponse)).producer_id
+
+    async def send(self, identity, payload=b"x", *, topic=TOPIC, name="p"):
+        """Return the request's id, which is 9, when the record is taken."""
+        message = StreamMessage(
+            request_id=9,
+            msg_id=MsgID(producer_id=identity, topic_name=topic),
+            payload=payload,
+            producer_name=name,
+        )
+        return (await self.ask(SEND, message, MessageResponse)).request_id
+
     async def subscribe(self, name="c", *, topic=TOPIC, subscription="s", kind=0, filters=()):
         return await self.ask(
             SUBSCRIBE, subscribing(name, topic, subscription, kind, filters), ConsumerResponse
@@ -202,9 +220,9 @@ class Caller:
         )
         return await self.ask(NACK, request, NackResponse)
 
-    async def ping(self, consumer_id):
-        """Return whether a consumer's health check says that all is well."""
-        request = HealthCheckRequest(client=HealthCheckRequest.Consumer, id=consumer_id)
+    async def ping(self, identity, client=HealthCheckRequest.Consumer):
+        """Return whether a client's health check says that all is well."""
+        request = HealthCheckRequest(client=client, id=identity)
         reply = await self.ask(HEALTH, request, HealthCheckResponse)
         return reply.status == HealthCheckResponse.OK
 

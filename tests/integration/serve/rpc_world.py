@@ -12,6 +12,7 @@ from frazil.config import load_settings
 from frazil.serve.broker import Broker
 from tests.integration.serve.rpc_inputs import good
 from tests.support.rpcs import RPCS, Port
+from tests.unit.serve.auth.world import ISSUER, SECRET
 
 SECONDS_MAX = 60
 AT_ONCE = 32
@@ -39,6 +40,31 @@ SET_UP = (
     "/danube.ConsumerService/Subscribe",
     "/danube_admin.BrokerAdmin/ListBrokers",
 )
+
+
+ACCESS = """
+roles:
+  all: [{actions: [produce, consume, admin], namespace: "*", topics: ["*"], subjects: ["*"]}]
+principals:
+  user:all: [all]
+  user:nothing: []
+"""
+
+
+def with_access(tmp_path, access=ACCESS):
+    """Return the settings of a broker that asks who calls."""
+    paths = {}
+    for name, text in (("access.yaml", access), ("secrets", SECRET)):
+        path = tmp_path / name
+        path.touch(0o600)
+        path.write_text(text)
+        paths[name] = str(path)
+    return {
+        "auth.enabled": True,
+        "auth.access_file": paths["access.yaml"],
+        "auth.jwt_secret_file": paths["secrets"],
+        "auth.jwt_issuer": ISSUER,
+    }
 
 
 class World:

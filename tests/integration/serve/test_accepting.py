@@ -15,17 +15,11 @@ from frazil.serve.grpc.router import Router, Unary
 from frazil.serve.grpc.server import IDLE_S, ConnectionLimits, Server
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.limits import ServerLimits
+from tests.integration.serve.consuming_world import until
 from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
 
 pytestmark = pytest.mark.integration
 SECONDS_MAX = 30
-
-
-async def eventually(condition):
-    """Wait until something is so."""
-    async with asyncio.timeout(SECONDS_MAX):
-        while not condition():  # noqa: ASYNC110 - nobody tells when
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -66,11 +60,11 @@ def test_handshakes_that_never_end_are_counted_and_given_up(tmp_path):
         limits = ServerLimits(connections_max=3, handshake_s=1.0, tick_s=0.05)
         async with servers(tmp_path, limits) as [(server, port)]:
             silent = [connect(port) for _ in range(3)]
-            await eventually(lambda: server.counters.connections == 3)
+            await until(lambda: server.counters.connections == 3)
             silent.append(connect(port))
             assert await asyncio.to_thread(silent[0].recv, 1) == b""
             assert server.counters.connections_cut_total == 1
-            await eventually(lambda: server.counters.connections == 0)
+            await until(lambda: server.counters.connections == 0)
             assert server.counters.connections_failed_total == 3
             assert await echo(port) == b"hello"
             for each in silent:
@@ -87,7 +81,7 @@ def test_what_speaks_no_tls_leaves_nothing_behind(tmp_path):
             for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01", b"\0" * 100):
                 with connect(port) as client:
                     client.sendall(junk)
-            await eventually(lambda: server.counters.connections_failed_total == 3)
+            await until(lambda: server.counters.connections_failed_total == 3)
             assert server.counters.connections == 0
             assert await echo(port) == b"hello"
 
@@ -102,15 +96,15 @@ def test_one_address_has_its_share_of_all_ports(tmp_path):
         limits = ServerLimits(handshake_s=60.0)
         async with servers(tmp_path, limits, counts, number=2) as [(one, port), (two, other)]:
             first, second = connect(port), connect(other)
-            await eventually(lambda: one.counters.connections == two.counters.connections == 1)
+            await until(lambda: one.counters.connections == two.counters.connections == 1)
             assert await echo(other) == b"hello"
             assert await asyncio.to_thread(first.recv, 1) == b""
-            await eventually(lambda: two.counters.connections == 1)
+            await until(lambda: two.counters.connections == 1)
             assert one.counters.connections == 0
             first.close()
             assert one.counters.connections_cut_total == 1
             second.close()
-            await eventually(lambda: two.counters.connections == 0)
+            await until(lambda: two.counters.connections == 0)
         assert len(counts) == 0
 
     asyncio.run(scene())
@@ -159,7 +153,7 @@ def test_connections_that_are_in_use_are_not_evicted():
         ):
             waiting = one.unary_unary("/t.T/Hold")(b"", timeout=SECONDS_MAX)
             assert await two.unary_unary("/t.T/Echo")(b"x", timeout=SECONDS_MAX) == b"x"
-            await eventually(lambda: len(held) == 1)
+            await until(lambda: len(held) == 1)
             with connect(port) as beyond:
                 assert await asyncio.to_thread(beyond.recv, 1) == b""
             assert server.counters.connections_refused_total == 1
@@ -213,7 +207,7 @@ def test_a_connection_without_an_accepted_call_is_closed_when_it_must_have_one()
                 while await asyncio.to_thread(each.recv, 1 << 16):
                     pass
                 each.close()
-            await eventually(lambda: server.counters.connections == 1)
+            await until(lambda: server.counters.connections == 1)
             assert await channel.unary_unary("/t.T/Echo")(b"y", timeout=SECONDS_MAX) == b"y"
             assert server.counters.connections_total == 3
 
@@ -227,7 +221,7 @@ def test_handshakes_under_way_do_not_hold_up_the_end(tmp_path):
         limits = ServerLimits(handshake_s=60.0)
         async with servers(tmp_path, limits) as [(server, port)]:
             with connect(port) as silent:
-                await eventually(lambda: server.counters.connections == 1)
+                await until(lambda: server.counters.connections == 1)
                 assert await asyncio.wait_for(server.drain(60.0), SECONDS_MAX)
                 assert await asyncio.to_thread(silent.recv, 1) == b""
 
@@ -240,7 +234,7 @@ def test_answers_are_sent_at_once():
     async def scene():
         async with plain_server(ServerLimits()) as (server, port, _):
             with connect(port):
-                await eventually(lambda: any(each.transport for each in server._connections))
+                await until(lambda: any(each.transport for each in server._connections))
                 [found] = server._connections
                 peer = found.transport.get_extra_info("socket")
                 assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -117,11 +117,10 @@ def play(path, caplog, scene, **options):
         asyncio.run(main())
 
 
-def test_every_act_is_told_once_with_who_did_it(tmp_path, caplog, monkeypatch):
+def test_every_act_is_told_once_with_who_did_it(tmp_path, caplog):
     """Each call that changes something has its event; no secret is in any event of the broker."""
     access = ACCESS.replace("admin: [{actions: [admin]", "admin: [{actions: [admin, produce]")
     assert access != ACCESS
-    monkeypatch.setattr("tests.integration.serve.test_subscription_http.ACCESS", access)
 
     async def scene(_world, channel):
         port = Port(channel, "admin")
@@ -135,7 +134,7 @@ def test_every_act_is_told_once_with_who_did_it(tmp_path, caplog, monkeypatch):
         credential = port.header.removeprefix("Bearer ")
         assert not any(credential in str(vars(each)) for each in caplog.records)
 
-    play(tmp_path, caplog, scene, auth=True)
+    play(tmp_path, caplog, scene, access=access)
 
 
 def test_no_call_that_changes_something_is_left_out():
@@ -164,7 +163,7 @@ def test_reads_and_calls_that_are_denied_are_no_acts(tmp_path, caplog):
         assert record.message == "call_denied"
         assert (record.facts["path"], str(record.facts["principal"])) == (path, "user:reader")
 
-    play(tmp_path, caplog, scene, auth=True)
+    play(tmp_path, caplog, scene, access=ACCESS)
 
 
 def test_without_authentication_anonymous_acts_are_told_with_their_statuses(tmp_path, caplog):
@@ -213,4 +212,4 @@ def test_commands_beside_a_broker_are_acts(tmp_path, caplog):
             {**who, "call": "drop", **subscription, "status": "NOT_FOUND"},
         ]
 
-    play(tmp_path, caplog, scene, auth=True)
+    play(tmp_path, caplog, scene, access=ACCESS)

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
-from frazil.serve.danube.proto.danube_pb2 import ProducerRequest, ProducerResponse
 from frazil.topic import StateTag
 from tests.integration.serve.test_admin_topics import new, wide
 from tests.integration.serve.test_admin_world import run
@@ -87,9 +86,7 @@ def test_topics_are_made_where_one_is(tmp_path):
         before = await admin.refused("CreateTopic", new("/own/t"))
         await asyncio.to_thread(admin.engine.create_topic, "/own/rows", {"id": "long"})
         await admin.ask("CreateTopic", new("/own/t"))
-        request = ProducerRequest(topic_name="/own/u", producer_name="p", dispatch_strategy=1)
-        path = "/danube.ProducerService/CreateProducer"
-        await admin.clients.ask(path, request, ProducerResponse)
+        await admin.clients.create(topic="/own/u")
         return before, await topics_of(admin, "own")
 
     before, topics = run(tmp_path, scene)

@@ -34,7 +34,8 @@ AT_WORK = {
     *("subscription_nacked_total", "subscription_redelivered_total"),
     *("subscription_dead_letters_total", "subscription_decoded_total"),
     *("unreliable_delivered_total", "schema_subjects", "schema_versions", "schema_topics"),
-    *("schema_checked_total", "schema_refused_total", "objects_uploaded_total"),
+    *("schema_checked_total", "schema_refused_total", "schema_stored_bytes"),
+    "objects_uploaded_total",
     *("objects_uploaded_bytes_total", "objects_registered"),
 }
 """What such a life counts, at the least."""

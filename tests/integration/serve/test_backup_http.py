@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.integration.serve.test_subscription_http import World, run
+from tests.unit.serve.auth.world import ACCESS
 
 pytestmark = pytest.mark.integration
 
@@ -25,7 +24,7 @@ def test_a_backup_needs_an_administrator(tmp_path):
         assert (status, answer["error"]["code"]) == (400, "invalid")
         assert "objects.store" in answer["error"]["message"]
 
-    run(tmp_path, work, auth=True)
+    run(tmp_path, work, access=ACCESS)
 
 
 def test_a_backup_is_made_by_the_broker(tmp_path):
@@ -38,13 +37,5 @@ def test_a_backup_is_made_by_the_broker(tmp_path):
         assert answer["result"]["uploaded"] == {"/default/orders": 10}
         assert (tmp_path / "store" / answer["result"]["key"]).is_file()
 
-    async def main():
-        world = World(tmp_path)
-        objects = world.settings.objects.model_copy(
-            update={"store": "fs", "root": str(tmp_path / "store")}
-        )
-        world.settings = world.settings.model_copy(update={"objects": objects})
-        async with world:
-            await work(world)
-
-    asyncio.run(main())
+    store = {"objects.store": "fs", "objects.root": str(tmp_path / "store")}
+    run(tmp_path, work, **store)

@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from frazil.serve.h2 import frames as f
+from tests.integration.serve.consuming_world import until
 from tests.integration.serve.rpc_world import serving
 from tests.support.few import few
 
@@ -52,13 +53,6 @@ async def closed_by_server(reader):
         while await asyncio.wait_for(reader.read(1 << 16), WAIT_S):
             pass
     return True
-
-
-async def until(check):
-    """Wait until something is so."""
-    async with asyncio.timeout(WAIT_S):
-        while not check():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.02)
 
 
 def connections(world):

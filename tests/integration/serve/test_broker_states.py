@@ -11,8 +11,7 @@ import pytest
 from frazil.clock import SystemClock
 from frazil.errors import FrazilError
 from frazil.serve.danube.proto import danube_pb2 as wire
-from tests.integration.serve.rpc_world import serving
-from tests.integration.serve.test_all_rpcs import ACCESS, with_access
+from tests.integration.serve.rpc_world import ACCESS, serving, with_access
 from tests.support.rpcs import Port
 from tests.unit.serve.auth.world import token
 

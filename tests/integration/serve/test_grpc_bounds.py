@@ -20,22 +20,6 @@ QUICK = ServerLimits(
     tick_s=0.05, handshake_s=0.3, keepalive_s=0.3, keepalive_timeout_s=0.3, stall_s=0.5
 )
 
-FLOODS = {
-    "ping": lambda client: f.ping(b"12345678") * 5000,
-    "settings": lambda client: f.settings({}) * 5000,
-    "reset": lambda client: b"".join(
-        client.call(sid, "/t.T/Hold") + f.reset(sid, 8) for sid in range(1, 10_001, 2)
-    ),
-    "continuation": lambda client: (
-        f.frame(f.HEADERS, 0, 1) + f.frame(f.CONTINUATION, 0, 1, b"\0") * 5000
-    ),
-    "windows": lambda client: f.window_update(0, 1) * 50_000,
-    "empty data": lambda client: (
-        f.frame(f.HEADERS, 4, 1, client.encoder.encode([(":path", "/")]))
-        + f.frame(f.DATA, 0, 1) * 5000
-    ),
-}
-
 
 @pytest.mark.parametrize("greeting", [b"", f.PREFACE[:10], f.PREFACE])
 def test_a_client_that_never_greets_is_closed(greeting):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import socket
 import ssl
@@ -14,7 +13,6 @@ import types
 import grpc
 import pytest
 
-from frazil.serve.grpc.codec import Code
 from frazil.serve.process import fastest_loop
 from tests.integration.serve.grpc_world import assert_answers, eventually, serving
 from tests.unit.serve.auth.certificates import write_certificate
@@ -83,20 +81,6 @@ def test_thousands_of_calls_at_once_get_their_own_answers(channel):
     assert [call.result() for call in calls] == [b"%d" % number for number in range(3000)]
 
 
-def test_answers_may_come_later_and_in_another_order(channel, world):
-    """A handler that keeps its calls answers them from the loop when it likes."""
-    hold = channel.unary_unary("/t.T/Hold")
-    calls = [hold.future(b"%d" % number, timeout=60) for number in range(50)]
-    assert eventually(lambda: len(world.handlers.held) == 50)
-
-    def answer_all():
-        for call in reversed(world.handlers.held):
-            call.ok(b"to " + call.message)
-
-    world.run(answer_all)
-    assert [call.result() for call in calls] == [b"to %d" % number for number in range(50)]
-
-
 def test_answers_of_one_turn_leave_in_one_write_a_connection(world):
     """Whoever answers a group of calls of several connections causes one write for each."""
     with world.channel() as first, world.channel() as second:
@@ -151,20 +135,6 @@ def test_a_cancelled_stream_is_told_to_its_handler(channel, world):
     call.cancel()
     assert eventually(lambda: world.handlers.cancelled == [b""])
     assert_answers(world)
-
-
-def test_many_connections_are_served_side_by_side(world):
-    """Each of eight clients gets its own answers."""
-
-    def work(name):
-        with world.channel() as channel:
-            echo = channel.unary_unary("/t.T/Echo")
-            return all(echo(b"%d %d" % (name, n), timeout=60) == b"%d %d" % (name, n)
-                       for n in range(50))  # fmt: skip
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(work, range(8)))
-    assert world.server.counters.statuses[Code.OK] >= 400
 
 
 def test_tls_without_http2_is_refused(tmp_path):

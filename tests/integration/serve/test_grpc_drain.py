@@ -35,20 +35,6 @@ def test_open_calls_are_answered_and_new_clients_refused():
         assert draining.result(60)
 
 
-def test_streams_are_told_that_the_server_goes():
-    """A consumer's stream ends with UNAVAILABLE, so that it looks for another server."""
-    with serving() as world, world.channel() as channel:
-        stream = channel.unary_stream("/t.T/Feed")(b"", timeout=60)
-        next(stream)
-        draining = asyncio.run_coroutine_threadsafe(world.server.drain(60), world.loop)
-        with pytest.raises(grpc.RpcError) as caught:
-            for _ in stream:
-                pass
-        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
-        assert draining.result(60)
-        assert world.handlers.cancelled == [b""]
-
-
 def test_the_deadline_ends_what_is_left():
     """A call that never ends gets UNAVAILABLE, and the drain says that it was not clean."""
     with serving() as world, world.channel() as channel:

@@ -24,7 +24,6 @@ from tests.integration.serve.grpc_world import (
     eventually,
     serving,
 )
-from tests.integration.serve.test_all_rpcs import with_access
 from tests.unit.serve.h2.peer import REQUEST, prefixed
 
 pytestmark = pytest.mark.integration
@@ -124,7 +123,7 @@ def test_the_broker_keeps_no_request_of_strangers(tmp_path):
     """On both ports a large request without credentials is refused before it is here."""
 
     async def scene():
-        async with rpc_world.serving(tmp_path / "data", **with_access(tmp_path)) as world:
+        async with rpc_world.serving(tmp_path / "data", **rpc_world.with_access(tmp_path)) as world:
             return await asyncio.to_thread(_ask_both, world)
 
     def _ask_both(world):

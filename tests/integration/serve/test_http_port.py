@@ -25,6 +25,7 @@ from frazil.serve.http import (
     text,
 )
 from frazil.serve.listening import address_of, bind
+from tests.integration.serve.consuming_world import until
 from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
 
 HOST = "127.0.0.1"
@@ -32,13 +33,6 @@ SECONDS_MAX = 30
 QUICK = HttpLimits(connections_max=4, request_s=0.5, answer_s=1.0)
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /calls HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-async def wait_until(check):
-    """Wait until something is so."""
-    async with asyncio.timeout(SECONDS_MAX):
-        while not check():  # noqa: ASYNC110 - no event to wait for
-            await asyncio.sleep(0.01)
 
 
 class World:
@@ -245,7 +239,7 @@ def test_one_address_leaves_room_for_others():
         reader, writer = await world.connect("127.0.0.2")
         for _ in range(40):
             await world.connect()
-        await wait_until(lambda: world.server.cut_off == 37)
+        await until(lambda: world.server.cut_off == 37)
         assert len(world.server.connections) == 4
         writer.write(GET)
         answer = await asyncio.wait_for(reader.read(), SECONDS_MAX)
@@ -261,7 +255,7 @@ def test_a_client_that_is_being_answered_is_not_cut_off():
         waiting = [await world.connect() for _ in range(2)]
         for _, writer in waiting:
             writer.write(GET.replace(b"healthz", b"held"))
-        await wait_until(lambda: sum(each.has_asked for each in world.server.connections) == 2)
+        await until(lambda: sum(each.has_asked for each in world.server.connections) == 2)
         assert await world.raw(GET) == b""
         assert world.server.refusals == 1
         world.may_answer.set()
@@ -277,7 +271,7 @@ def test_a_client_that_does_not_read_is_cut_off():
     async def work(world):
         _, writer = await world.connect()
         writer.write(GET.replace(b"healthz", b"large"))
-        await wait_until(lambda: world.server.cut_off == 1)
+        await until(lambda: world.server.cut_off == 1)
         assert (await world.raw(GET)).startswith(b"HTTP/1.1 200")
 
     running(work)
@@ -330,7 +324,7 @@ def test_closing_cuts_off_connections():
     async def work(world):
         reader, writer = await world.connect()
         writer.write(b"GET /he")
-        await wait_until(lambda: world.server.connections)
+        await until(lambda: world.server.connections)
         await asyncio.wait_for(world.server.close(), SECONDS_MAX)
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""

@@ -10,7 +10,6 @@ import pytest
 
 from frazil.serve.danube import admin as admin_namespaces
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
-from frazil.serve.danube.proto.danube_pb2 import ProducerRequest, ProducerResponse
 from tests.integration.serve.test_admin_subscriptions import listed, set_window
 from tests.integration.serve.test_admin_topics import new
 from tests.integration.serve.test_admin_world import run
@@ -90,7 +89,7 @@ def test_producers_that_come_at_once_are_counted(tmp_path, monkeypatch):
     """Of many producers of a topic that is not there yet as many get an id as it may have."""
 
     async def scene(admin):
-        return await at_once(*(_produce(admin, f"p{number}") for number in range(CALLS)))
+        return await at_once(*(admin.clients.create(f"p{number}") for number in range(CALLS)))
 
     few(monkeypatch.setattr, PRODUCERS_MAX=MOST)
     assert run(tmp_path, scene) == SOME
@@ -101,7 +100,7 @@ def test_topics_that_come_at_once_are_counted(tmp_path):
 
     async def scene(admin):
         half = range(CALLS // 2)
-        makes = [_produce(admin, "p", f"/default/a{number}") for number in half]
+        makes = [admin.clients.create("p", f"/default/a{number}") for number in half]
         makes += [admin.ask("CreateTopic", new(f"/default/b{number}")) for number in half]
         return await at_once(*makes), len(admin.engine.topics())
 
@@ -124,9 +123,3 @@ def test_namespaces_that_come_at_once_are_counted(tmp_path, monkeypatch):
 
 def _uid(admin):
     return admin.services.topics.find("/default/t").runtime.state.spec.uid
-
-
-async def _produce(admin, name, topic="/default/t"):
-    request = ProducerRequest(topic_name=topic, producer_name=name, dispatch_strategy=1)
-    path = "/danube.ProducerService/CreateProducer"
-    return await admin.clients.ask(path, request, ProducerResponse)

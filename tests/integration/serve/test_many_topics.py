@@ -12,13 +12,10 @@ import pytest
 from frazil.serve.danube.proto.danube_admin_pb2 import NamespaceRequest, TopicInfoListResponse
 from frazil.serve.danube.proto.danube_pb2 import (
     HealthCheckRequest,
-    HealthCheckResponse,
-    MsgID,
-    ProducerRequest,
-    ProducerResponse,
-    StreamMessage,
     TopicLookupRequest,
+    TopicLookupResponse,
 )
+from tests.integration.serve.consuming_world import Caller
 from tests.integration.serve.rpc_world import serving
 from tests.support.rpcs import Port
 
@@ -27,8 +24,6 @@ pytestmark = pytest.mark.integration
 AT_ONCE = 64
 BYTES_A_TOPIC_MAX = 64 << 10
 SAMPLE = 100
-CREATE = "/danube.ProducerService/CreateProducer"
-SEND = "/danube.ProducerService/SendMessage"
 
 
 def resident_bytes():
@@ -41,19 +36,16 @@ def rows_of(world, number):
     return sum(len(batch) for batch in topic.read("earliest"))
 
 
-class Client:
+def name_of(number):
+    return f"/default/t{number}"
+
+
+class Client(Caller):
     """Calls of a world in plain words."""
 
     def __init__(self, world):
-        self._data = world.channels[Port.DATA]
+        super().__init__(world.broker.addresses.data.port)
         self._admin = world.channels[Port.ADMIN]
-
-    async def create(self, number):
-        request = ProducerRequest(
-            topic_name=f"/default/t{number}", producer_name="p", dispatch_strategy=1
-        )
-        reply = await self._data.unary_unary(CREATE)(request.SerializeToString())
-        return ProducerResponse.FromString(reply).producer_id
 
     async def create_all(self, numbers):
         """Return the producers' ids, made some at a time."""
@@ -61,26 +53,13 @@ class Client:
 
         async def one(number):
             async with turn:
-                return await self.create(number)
+                return await self.create("p", name_of(number))
 
         return await asyncio.gather(*(one(number) for number in numbers))
 
-    async def send(self, number, producer_id):
-        message = StreamMessage(
-            msg_id=MsgID(producer_id=producer_id, topic_name=f"/default/t{number}"),
-            producer_name="p",
-            payload=b"x",
-        )
-        await self._data.unary_unary(SEND)(message.SerializeToString())
-
-    async def is_well(self, producer_id):
-        request = HealthCheckRequest(id=producer_id).SerializeToString()
-        reply = await self._data.unary_unary("/danube.HealthCheck/HealthCheck")(request)
-        return HealthCheckResponse.FromString(reply).status == HealthCheckResponse.OK
-
     async def look_up(self, topic):
-        request = TopicLookupRequest(topic=topic).SerializeToString()
-        return await self._data.unary_unary("/danube.Discovery/TopicLookup")(request)
+        request = TopicLookupRequest(topic=topic)
+        return await self.ask("/danube.Discovery/TopicLookup", request, TopicLookupResponse)
 
     async def topics(self):
         path = "/danube_admin.TopicAdmin/ListNamespaceTopics"
@@ -91,9 +70,8 @@ class Client:
 
 async def scene_of_many(path, count):
     """Make topics, use some, start the broker again, and use the same ones with the same ids."""
-    draw = random.Random(count)
-    async with serving(path, **{"topics.topics_max": 20_000}) as world:
-        client = Client(world)
+    draw, limit = random.Random(count), {"topics.topics_max": 20_000}
+    async with serving(path, **limit) as world, Client(world) as client:
         await client.create_all(range(100))
         before = resident_bytes()
         ids = await client.create_all(range(count))
@@ -102,20 +80,19 @@ async def scene_of_many(path, count):
         assert len(await client.topics()) == count
         chosen = draw.sample(range(count), SAMPLE)
         for number in chosen:
-            await client.look_up(f"/default/t{number}")
-            await client.send(number, ids[number])
+            await client.look_up(name_of(number))
+            await client.send(ids[number], topic=name_of(number))
         for number in range(SAMPLE):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await client.look_up(f"/default/no{number}")
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         await world.check_published_client("/default/real")
         world.check_unharmed()
-    async with serving(path, **{"topics.topics_max": 20_000}) as world:
-        client = Client(world)
+    async with serving(path, **limit) as world, Client(world) as client:
         assert len(await client.topics()) == count + 1
         for number in chosen:
-            await client.send(number, ids[number])
-            assert await client.is_well(ids[number])
+            await client.send(ids[number], topic=name_of(number))
+            assert await client.ping(ids[number], HealthCheckRequest.Producer)
             assert await asyncio.to_thread(rows_of, world, number) == 2
         world.check_unharmed()
 
@@ -130,20 +107,3 @@ def test_some_hundred_topics_are_served(tmp_path):
 def test_ten_thousand_topics_are_served(tmp_path):
     """As for some hundred."""
     asyncio.run(scene_of_many(tmp_path, 10_000))
-
-
-def test_one_topic_too_many_is_refused(tmp_path):
-    """The limit has a status that clients retry; topics that are there go on."""
-
-    async def scene():
-        async with serving(tmp_path, **{"topics.topics_max": 20}) as world:
-            client = Client(world)
-            [first, *_] = await client.create_all(range(20))
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await client.create(20)
-            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            await client.send(0, first)
-            assert len(await client.topics()) == 20
-            world.check_unharmed()
-
-    asyncio.run(scene())

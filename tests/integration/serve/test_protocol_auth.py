@@ -17,7 +17,7 @@ from tests.integration.serve.protocol_world import (
     Wire,
     serving,
 )
-from tests.integration.serve.rpc_inputs import good
+from tests.integration.serve.rpc_inputs import good, rpcs_in_order
 from tests.support.rpcs import RPCS, Port
 from tests.unit.serve.auth.certificates import CERTIFICATE, write_certificate
 
@@ -145,6 +145,16 @@ def test_every_call_needs_a_grant(broker, name):
             code, text = broker.status(rpc.path, port=port, data=data, metadata=metadata)
             assert code is CODES.PERMISSION_DENIED, (rpc.path, code, text)
             assert text.startswith("no binding grants "), rpc.path
+
+
+def test_every_call_passes_with_all_grants(broker):
+    """On each of its ports, whatever its handler answers then."""
+    refusals = {CODES.UNAUTHENTICATED, CODES.PERMISSION_DENIED, CODES.UNIMPLEMENTED}
+    for rpc in rpcs_in_order():
+        data = good(rpc.request).SerializeToString()
+        for port in rpc.ports:
+            found = broker.status(rpc.path, port=port, data=data, metadata=bearing(token("all")))
+            assert found[0] not in refusals, (rpc.path, found)
 
 
 @pytest.mark.parametrize("kind", ["service_account", "broker_internal"])

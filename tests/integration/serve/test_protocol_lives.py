@@ -366,13 +366,13 @@ def check_again(scene, connection, offset):
 
 
 def test_ids_records_and_clients_outlive_the_process(tmp_path, caplog):
-    """After SIGKILL and after SIGTERM, on the same directory: known ids go on, nothing is doubled."""
+    """After SIGKILL, SIGTERM and SIGINT, on the same directory: known ids go on, nothing is doubled."""
     # The client says each time, many times a second, that the broker is away.
     caplog.set_level("CRITICAL", "danube")
 
     async def scene(lives):
         clients, raw = Clients(), None
-        for life, number in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGTERM)):
+        for life, number in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGINT)):
             ports = lives[-1].ports if lives else (0, 0, 0)
             lives.append(await asyncio.to_thread(ServeProcess, tmp_path, ports=ports))
             connection = Wire(lives[-1])

@@ -8,16 +8,7 @@ import grpc
 import pytest
 
 from frazil.serve.danube import producers as producers_module
-from frazil.serve.danube.proto.danube_pb2 import (
-    MessageResponse,
-    MsgID,
-    ProducerRequest,
-    ProducerResponse,
-    StreamMessage,
-)
 from tests.integration.serve.consuming_world import (
-    CREATE,
-    SEND,
     TOPIC,
     Caller,
     broker,
@@ -61,31 +52,24 @@ class World:
         self.caller = caller
         self.engine, self.topics, self.producers = world.db, world.topics, world.producers
 
-    async def create(self, name="p", topic=TOPIC):
+    async def create(self, *arguments):
         """Return the id of a new producer, or code and text of the refusal."""
-        request = ProducerRequest(topic_name=topic, producer_name=name, dispatch_strategy=1)
-        found = await self._ask(CREATE, request, ProducerResponse)
-        return found if isinstance(found, tuple) else found.producer_id
+        return await answered(self.caller.create(*arguments))
 
-    async def send(self, identity, payload=b"x", *, topic=TOPIC, name="p"):
+    async def send(self, *arguments, **more):
         """Return the request's id when the record is taken, else code and text."""
-        message = StreamMessage(
-            request_id=9,
-            msg_id=MsgID(producer_id=identity, topic_name=topic),
-            payload=payload,
-            producer_name=name,
-        )
-        found = await self._ask(SEND, message, MessageResponse)
-        return found if isinstance(found, tuple) else found.request_id
-
-    async def _ask(self, path, request, reply):
-        try:
-            return await self.caller.ask(path, request, reply)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name, error.details()
+        return await answered(self.caller.send(*arguments, **more))
 
     def payloads(self, topic=TOPIC):
         return [payload for payload, _, _ in messages_of(self.engine, topic)]
+
+
+async def answered(call):
+    """Return what a call gives, or code and text of its refusal."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details()
 
 
 def run(path, scene):
@@ -103,7 +87,7 @@ def test_a_topic_of_rows_has_no_producers(tmp_path):
 
     async def scene(w):
         w.engine.create_topic("rows", {"id": "long"})
-        return await w.create(topic="/default/rows")
+        return await w.create("p", "/default/rows")
 
     assert run(tmp_path, scene)[0] == "FAILED_PRECONDITION"
 
@@ -150,9 +134,9 @@ def test_topics_that_come_and_go_leave_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(producers_module, "TARGETS_SWEPT_MIN", 4)
 
     async def scene(w):
-        stays = await w.create(topic="/default/stays")
+        stays = await w.create("p", "/default/stays")
         for number in range(40):
-            await w.create(topic=f"/default/t{number}")
+            await w.create("p", f"/default/t{number}")
             await asyncio.to_thread(w.engine.delete_topic, f"/default/t{number}")
             assert w.producers.stats()["producers"] <= 5
             assert w.producers.stats()["topics"] <= 5

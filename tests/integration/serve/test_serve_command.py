@@ -18,7 +18,7 @@ import urllib.request
 
 import grpc
 import pytest
-from danube import DanubeClientBuilder, DispatchStrategy, SubType
+from danube import DanubeClientBuilder
 from hpack import Encoder
 
 import frazil
@@ -27,6 +27,7 @@ from frazil.serve.broker import DRAIN_S
 from frazil.serve.danube.proto import danube_pb2 as wire
 from frazil.serve.h2 import frames as f
 from tests.crash.broker_process import Forks, wait_until
+from tests.integration.serve.consuming_world import until
 from tests.servers.running import free_port
 from tests.unit.serve.auth.certificates import CERTIFICATE, RENEWED_CERTIFICATE, write_certificate
 from tests.unit.serve.auth.world import ISSUER, SECRET, token
@@ -137,88 +138,11 @@ def page(url, *, header=None, context=None):
             return error.code, error.read().decode()
 
 
-async def producer_of(client, name="p"):
-    builder = client.new_producer().with_topic(TOPIC).with_name(name)
-    producer = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).build()
-    await producer.create()
-    return producer
-
-
-async def consumer_of(client, name="c"):
-    builder = client.new_consumer().with_topic(TOPIC).with_consumer_name(name)
-    consumer = builder.with_subscription("s").with_subscription_type(SubType.EXCLUSIVE).build()
-    await consumer.subscribe()
-    return consumer, await consumer.receive()
-
-
-async def taken(consumer, queue):
-    """Return the payload of the next message, which is acked."""
-    message = await asyncio.wait_for(queue.get(), SECONDS_MAX)
-    await consumer.ack(message)
-    return message.payload
-
-
 async def build(url):
     return await DanubeClientBuilder().service_url(url).build()
 
 
 # -- starting and stopping -----------------------------------------------------------------------
-
-
-def test_what_is_published_and_acked_outlives_the_process(tmp_path):
-    """After SIGTERM the next broker has the records, and delivers none that was acked."""
-
-    async def first(url):
-        client = await build(url)
-        producer = await producer_of(client)
-        consumer, queue = await consumer_of(client)
-        for number in range(5):
-            await producer.send(b"%d" % number)
-        found = [await taken(consumer, queue) for _ in range(3)]
-        await consumer.close()
-        await producer.close()
-        return found
-
-    async def second(url):
-        client = await build(url)
-        consumer, queue = await consumer_of(client)
-        found = [await taken(consumer, queue) for _ in range(2)]
-        await consumer.close()
-        return found
-
-    with serving(tmp_path) as broker:
-        assert broker.facts["event"] == "ready"
-        assert broker.facts["pid"] == broker.pid
-        assert page(broker.facts["http_url"] + "/readyz") == (200, "ok\n")
-        assert asyncio.run(first(broker.url)) == [b"0", b"1", b"2"]
-        broker.signal(signal.SIGTERM)
-        assert broker.wait() == 0
-    with serving(tmp_path) as broker:
-        assert asyncio.run(second(broker.url)) == [b"3", b"4"]
-        broker.signal(signal.SIGINT)
-        assert broker.wait() == 0
-
-
-def test_a_second_process_is_told_the_pid_of_the_first(tmp_path):
-    """It ends with a conflict although its port is taken, too, and the first one goes on."""
-    with serving(tmp_path) as broker:
-        done = run(*COMMAND, *words(tmp_path / "data", "--port", broker.url.rpartition(":")[2]))
-        assert done.returncode == 4
-        assert f"pid={broker.pid} " in done.stderr
-        assert done.stdout == ""
-        assert page(broker.facts["http_url"] + "/readyz")[0] == 200
-
-
-def test_a_taken_port_is_named(tmp_path):
-    """The error says which setting to change, and the directory is free again."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        done = run(*COMMAND, *words(tmp_path / "data", "--admin-port", port))
-    assert done.returncode == 5
-    assert "cannot be listened on" in done.stderr
-    assert f"port={port} setting=serve.admin_port" in done.stderr
-    with frazil.open(tmp_path / "data") as db:
-        assert db.topics() == []
 
 
 def test_the_greeting_can_be_pasted(tmp_path):
@@ -426,80 +350,6 @@ def secured(broker):
     return grpc.aio.secure_channel(f"localhost:{broker.target.rpartition(':')[2]}", credentials)
 
 
-async def refused(channel, topic, header):
-    """Return how a producer of a topic is refused."""
-    metadata = () if header is None else (("authorization", header),)
-    request = wire.ProducerRequest(topic_name=topic, producer_name="p", dispatch_strategy=1)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await channel.unary_unary(CREATE)(request.SerializeToString(), metadata=metadata)
-    return caught.value.code()
-
-
-def test_tokens_are_asked_for_over_tls(tmp_path):
-    """Without one, with a bad one and for another topic nothing goes; with one, over a restart."""
-    settings = protected(tmp_path)
-    ports = ("--port", str(free_port()))
-
-    async def denied(broker):
-        async with secured(broker) as channel:
-            return [
-                await refused(channel, TOPIC, None),
-                await refused(channel, TOPIC, "Bearer guess"),
-                await refused(channel, TOPIC, bearer("nobody")),
-                await refused(channel, "/default/other", bearer()),
-            ]
-
-    async def client_of(broker):
-        builder = DanubeClientBuilder().service_url(broker.url)
-        builder = builder.with_tls(settings["serve__tls_certificate_file"])
-        return await builder.with_token(bearer().removeprefix("Bearer ")).build()
-
-    async def scene():
-        with serving(tmp_path, *ports, **settings) as broker:
-            assert broker.url.startswith("https://")
-            codes = await denied(broker)
-            producer = await producer_of(await client_of(broker))
-            await producer.send(b"before")
-            broker.signal(signal.SIGTERM)
-            assert await asyncio.to_thread(broker.wait) == 0
-        with serving(tmp_path, *ports, **settings) as broker:
-            await producer.send(b"after")
-            consumer, queue = await consumer_of(await client_of(broker))
-            await producer.send(b"last")
-            found = await taken(consumer, queue)
-            await consumer.close()
-            await producer.close()
-            return codes, found
-
-    codes, found = asyncio.run(scene())
-    assert codes == [
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.PERMISSION_DENIED,
-    ]
-    assert found == b"last"
-
-
-def test_metrics_need_a_known_caller_and_health_none(tmp_path):
-    """Every layer's metrics are there for who is known, and nobody else; health is open."""
-    context = ssl.create_default_context(cadata=CERTIFICATE)
-    with serving(tmp_path, **protected(tmp_path)) as broker:
-        url = f"https://localhost:{broker.facts['http_url'].rpartition(':')[2]}"
-        assert page(url + "/healthz", context=context)[0] == 200
-        assert page(url + "/metrics", context=context)[0] == 401
-        assert page(url + "/metrics", header="Bearer guess", context=context)[0] == 401
-        status, text = page(url + "/metrics", header=bearer(), context=context)
-    assert status == 200
-    for line in (
-        'frazil_health{state="ok"} 1',
-        'frazil_server_connections{port="data"} 0',
-        "frazil_auth_unauthenticated_total 2",
-        "frazil_subscription_producers 0",
-    ):
-        assert line in text.splitlines()
-
-
 def test_who_has_no_credentials_does_not_stay_connected(tmp_path):
     """A connection that says hello over TLS and makes no call is closed by the broker."""
     context = ssl.create_default_context(cadata=CERTIFICATE)
@@ -516,13 +366,6 @@ def test_who_has_no_credentials_does_not_stay_connected(tmp_path):
                 while data := silent.recv(1 << 16):
                     received += data
             assert b"no call was accepted" in received
-
-
-async def eventually(condition):
-    """Wait until something is so."""
-    async with asyncio.timeout(SECONDS_MAX):
-        while not condition():  # noqa: ASYNC110 - nobody tells when
-            await asyncio.sleep(0.05)
 
 
 def presented(broker):
@@ -561,7 +404,7 @@ def test_sighup_changes_who_may_and_the_certificate(tmp_path):
             await stream.initial_metadata()
             access.write_text("roles: [not, what, it, was]")
             broker.signal(signal.SIGHUP)
-            await eventually(lambda: "credentials_not_replaced" in broker.text())
+            await until(lambda: "credentials_not_replaced" in broker.text())
             assert await code() is grpc.StatusCode.OK
             access.write_text(ACCESS.format(topics="others"))
             broker.signal(signal.SIGHUP)
@@ -575,7 +418,7 @@ def test_sighup_changes_who_may_and_the_certificate(tmp_path):
         assert presented(broker) == CERTIFICATE
         (tmp_path / "certificate.pem").write_text(RENEWED_CERTIFICATE)
         broker.signal(signal.SIGHUP)
-        asyncio.run(eventually(lambda: presented(broker) == RENEWED_CERTIFICATE))
+        asyncio.run(until(lambda: presented(broker) == RENEWED_CERTIFICATE))
         told = broker.text()
         assert "certificate_replaced" in told
         assert SECRET not in told

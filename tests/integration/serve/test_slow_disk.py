@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 
-import grpc
 import pytest
 
 from frazil.clock import SystemClock
@@ -15,21 +14,17 @@ from frazil.engine import Engine
 from frazil.fs import RealFileSystem
 from frazil.serve.danube.proto.danube_pb2 import (
     HealthCheckRequest,
-    HealthCheckResponse,
-    MsgID,
-    ProducerRequest,
-    ProducerResponse,
-    StreamMessage,
     TopicLookupRequest,
+    TopicLookupResponse,
 )
 from frazil.serve.danube.routes import Services
 from frazil.serve.grpc.router import Router
 from frazil.serve.grpc.server import Server
+from tests.integration.serve.consuming_world import SECONDS_MAX, TOPIC, Caller
 from tests.integration.serve.rpc_world import SETTINGS
 
 pytestmark = pytest.mark.integration
 
-SECONDS_MAX = 60
 SLOW_S = 0.1
 
 
@@ -74,36 +69,11 @@ class StallingFileSystem(RealFileSystem):
         threading.Thread(target=open_again).start()
 
 
-class Calls:
-    """The few calls that the test makes."""
-
-    def __init__(self, channel):
-        self._channel = channel
-
-    async def create(self):
-        request = ProducerRequest(
-            topic_name="/default/t", producer_name="p", dispatch_strategy=1
-        ).SerializeToString()
-        call = self._channel.unary_unary("/danube.ProducerService/CreateProducer")
-        return ProducerResponse.FromString(await call(request)).producer_id
-
-    def send(self, producer_id):
-        """Return a call under way."""
-        message = StreamMessage(
-            msg_id=MsgID(producer_id=producer_id, topic_name="/default/t"),
-            producer_name="p",
-            payload=b"x",
-        )
-        call = self._channel.unary_unary("/danube.ProducerService/SendMessage")
-        return call(message.SerializeToString())
-
-    async def check_life(self, producer_id):
-        """Health checks and look-ups are answered."""
-        health = self._channel.unary_unary("/danube.HealthCheck/HealthCheck")
-        reply = await health(HealthCheckRequest(id=producer_id).SerializeToString(), timeout=30)
-        assert HealthCheckResponse.FromString(reply).status == HealthCheckResponse.OK
-        look_up = self._channel.unary_unary("/danube.Discovery/TopicLookup")
-        assert await look_up(TopicLookupRequest(topic="/default/t").SerializeToString(), timeout=30)
+async def check_life(caller, producer_id):
+    """Health checks and look-ups are answered."""
+    assert await caller.ping(producer_id, HealthCheckRequest.Producer)
+    request = TopicLookupRequest(topic=TOPIC)
+    assert await caller.ask("/danube.Discovery/TopicLookup", request, TopicLookupResponse)
 
 
 def test_health_checks_are_answered_while_the_disk_does_not_answer(tmp_path):
@@ -121,20 +91,19 @@ def test_health_checks_are_answered_while_the_disk_does_not_answer(tmp_path):
         services = Services(engine, addresses=ADDRESSES)
         server = Server(Router(services.data_routes()))
         _, port = await server.start("127.0.0.1", 0)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            calls = Calls(channel)
-            producer_id = await calls.create()
+        async with Caller(port) as caller:
+            producer_id = await caller.create()
             disk.answer_late()
-            await calls.send(producer_id)
+            await caller.send(producer_id)
             disk.gate.clear()
             try:
-                sends = [calls.send(producer_id) for _ in range(50)]
+                sends = [asyncio.create_task(caller.send(producer_id)) for _ in range(50)]
                 for _ in range(50):
-                    await calls.check_life(producer_id)
+                    await check_life(caller, producer_id)
                 assert not any(send.done() for send in sends)
             finally:
                 disk.gate.set()
-            await asyncio.wait_for(asyncio.gather(*sends), SECONDS_MAX)
+            await asyncio.gather(*sends)
         await server.drain(1)
         await services.close()
         await asyncio.to_thread(engine.close)

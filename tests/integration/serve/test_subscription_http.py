@@ -10,47 +10,35 @@ import pytest
 from danube import DanubeClientBuilder, SubType
 
 from frazil.clock import SystemClock
-from frazil.config import Settings
 from frazil.errors import NotFound
-from frazil.serve.broker import Broker
 from frazil.serve.http_calls import PATH
-from tests.unit.serve.auth.world import ACCESS, ISSUER, SECRET, token
+from tests.integration.serve import rpc_world
+from tests.integration.serve.rpc_world import with_access
+from tests.unit.serve.auth.world import ACCESS, token
 
 SECONDS_MAX = 60
-QUIET = {"ballast_bytes": 0, "free_bytes_min": 0, "free_ratio_min": 0}
 
 
 class World:
     """A broker on free ports with a topic of ten records, and a client of its HTTP port."""
 
-    def __init__(self, path, *, auth=False):
-        settings = {"port": 0, "admin_port": 0, "http_port": 0}
-        rules = {"enabled": False}
-        if auth:
-            for name, text in (("access.yaml", ACCESS), ("secrets", SECRET)):
-                (path / name).write_text(text)
-                (path / name).chmod(0o600)
-            rules = {
-                "enabled": True,
-                "access_file": str(path / "access.yaml"),
-                "jwt_secret_file": str(path / "secrets"),
-                "jwt_issuer": ISSUER,
-            }
-        self.settings = Settings(data_dir=str(path / "data"), serve=settings, auth=rules, log=QUIET)
+    def __init__(self, path, *, access=None, **settings):
+        if access:
+            settings |= with_access(path, access)
+        self._serving = rpc_world.serving(path / "data", **settings)
 
     async def __aenter__(self):
-        self.broker = Broker(self.settings)
-        await self.broker.start()
+        self.broker = (await self._serving.__aenter__()).broker
         self.url = self.broker.addresses.facts()["http_url"]
         self.client = httpx.AsyncClient(timeout=SECONDS_MAX)
         topic = await asyncio.to_thread(self.broker.engine.create_topic, "orders")
         await asyncio.to_thread(topic.append_many, [b"%d" % number for number in range(10)])
         return self
 
-    async def __aexit__(self, *_):
+    async def __aexit__(self, *raised):
         await self.client.aclose()
         if self.broker._state == "ready":
-            await self.broker.stop()
+            await self._serving.__aexit__(*raised)
 
     async def post(self, call, *, subject=None, **options):
         """Post a call; return status and what was answered."""
@@ -206,7 +194,7 @@ def test_only_who_may_administer_the_topic_may_call(tmp_path):
             assert (await world.post(call, subject="admin"))[0] == expected, call
         assert world.broker.engine.topics() == ["/default/orders"]
 
-    run(tmp_path, work, auth=True)
+    run(tmp_path, work, access=ACCESS)
 
 
 def test_strangers_learn_nothing_from_what_they_write(tmp_path):
@@ -219,7 +207,7 @@ def test_strangers_learn_nothing_from_what_they_write(tmp_path):
             assert (await world.post(body, subject="admin"))[0] == 400, body
         assert world.broker.guard.stats()["unauthenticated"] == 4
 
-    run(tmp_path, work, auth=True)
+    run(tmp_path, work, access=ACCESS)
 
 
 def test_metrics_are_for_who_has_any_grant(tmp_path):
@@ -236,7 +224,7 @@ def test_metrics_are_for_who_has_any_grant(tmp_path):
         for subject in ("reader", "elsewhere", "admin"):
             assert await status_of(world, "/metrics", subject) == 200, subject
 
-    run(tmp_path, work, auth=True)
+    run(tmp_path, work, access=ACCESS)
 
 
 def test_what_a_browser_could_send_is_refused(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 
 import pytest
 from hypothesis import given
@@ -74,10 +73,3 @@ def test_junk_is_refused(text):
     for each in (text, f"frazil_{text}", f"{KEY.text}{text or ' '}"):
         with pytest.raises(BadCredential):
             RING.verify(each, now_s=1.0)
-
-
-def test_new_keys_differ():
-    """Other random bytes give another key and hash."""
-    first, second = (new_key("a", random=os.urandom(32)) for _ in range(2))
-    assert first.text != second.text
-    assert first.digest != second.digest

@@ -363,15 +363,6 @@ def test_metadata_that_is_too_large_is_refused_on_its_stream_alone(size):
     }
 
 
-REFUSED = {
-    "unknown method": ([(":path", "/t.T/Other")], "12"),
-    "bad time-out": ([("grpc-timeout", "soon")], "3"),
-    "not base64": ([("k-bin", "?")], "3"),
-    "other content type": ([("content-type", "text/plain")], None),
-    "large metadata": ([("x", "y" * 3_000)], "8"),
-}
-
-
 def test_streams_of_messages_leave_room_for_other_calls():
     """One too many is refused; a plain call is answered; one that ends makes room for another."""
     opened = []
@@ -396,15 +387,3 @@ def test_streams_of_messages_leave_room_for_other_calls():
     assert [call.is_open for call in opened] == [False, False, True, True]
     assert client.status(client.call(15), sid=15)[0] == Code.RESOURCE_EXHAUSTED
     assert client.calls.long_calls == 2
-
-
-def test_a_bug_of_the_guard_is_the_call_s_status():
-    """The call gets INTERNAL and the connection goes on."""
-
-    def guard(call):
-        raise RuntimeError(call.path)
-
-    client = Client(lambda call, _: call.ok(b""), guard)
-    assert client.status(client.call(1))[0] == Code.INTERNAL
-    assert client.alive
-    assert client.counters.handler_errors_total == 1

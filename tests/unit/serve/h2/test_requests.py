@@ -162,31 +162,6 @@ def test_more_than_the_window_allows_is_refused(stream_window):
         assert goaway_code(peer.send(f.frame(f.DATA, 0, 1, bytes(501)))) == 3
 
 
-def test_the_short_way_keeps_to_the_window():
-    """A whole call that the connection's window does not allow ends the connection."""
-    peer = Peer()
-    peer.send(peer.call(1), peer.call(3))
-    peer.connection.credit = 50
-    assert goaway_code(peer.send(peer.call(5, bytes(100)))) == ErrorCode.FLOW_CONTROL_ERROR
-    assert len(peer.app.requests) == 2
-
-
-def test_the_short_way_keeps_to_the_window_of_the_stream():
-    """A whole request that its stream's window does not allow costs the stream."""
-    peer = Peer(ServerLimits(stream_window=50))
-    peer.send(peer.call(1), peer.call(3))
-    assert resets(peer.send(peer.call(5, bytes(100)))) == {5: ErrorCode.FLOW_CONTROL_ERROR}
-    assert len(peer.app.requests) == 2
-
-
-def test_a_frame_too_large_never_gets_in_by_the_short_way():
-    """The size of the DATA frame behind known headers is checked before anything is waited for."""
-    peer = Peer()
-    peer.send(peer.call(1), peer.call(3))
-    late = peer.headers(5) + f.head(20_000, f.DATA, f.END_STREAM, 5)
-    assert goaway_code(peer.send(late)) == ErrorCode.FRAME_SIZE_ERROR
-
-
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_message_too_large_is_answered_and_stopped(ends):
     """The answer comes before the rest; the rest is ignored and not kept."""
@@ -288,15 +263,6 @@ def test_answers_later_ask_for_one_flush():
     assert len(peer.answers(peer.take())) == 100
 
 
-def test_the_short_way_keeps_to_the_content_length():
-    """Headers that were seen before and name another length than comes cost the stream."""
-    peer = Peer()
-    fields = [*REQUEST, ("content-length", "7")]
-    peer.send(peer.call(1, b"hi", fields), peer.call(3, b"hi", fields))
-    assert resets(peer.send(peer.call(5, b"hello", fields))) == {5: ErrorCode.PROTOCOL_ERROR}
-    assert [sid for sid, _ in peer.app.requests] == [1, 3]
-
-
 def test_the_short_way_takes_requests_only():
     """Headers that were seen before and are no request cost the stream each time."""
     peer = Peer()
@@ -316,3 +282,39 @@ def test_the_short_way_gives_the_window_back():
     updates = [int.from_bytes(payload) for kind, _, sid, payload in frames if (kind, sid) == (8, 0)]
     assert updates == [35_035, 35_035]
     assert peer.connection.credit == 65_536 - 6 * 5_005
+
+
+LENGTH = [*REQUEST, ("content-length", "7")]
+SHORT_WAY = {
+    "window of the connection": (
+        ErrorCode.FLOW_CONTROL_ERROR,
+        lambda peer: peer.call(5, bytes(100)),
+    ),
+    "size of frames": (
+        ErrorCode.FRAME_SIZE_ERROR,
+        lambda peer: peer.headers(5) + f.head(20_000, f.DATA, f.END_STREAM, 5),
+    ),
+    "window of the stream": (
+        ErrorCode.FLOW_CONTROL_ERROR,
+        lambda peer: peer.call(5, bytes(80)),
+    ),
+    "content-length": (
+        ErrorCode.PROTOCOL_ERROR,
+        lambda peer: peer.call(5, b"hello", LENGTH),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", SHORT_WAY)
+def test_the_short_way_keeps_to_every_rule(rule):
+    """Calls with headers that were seen before break a rule at the same price as others."""
+    peer = Peer(ServerLimits(stream_window=80))
+    fields = LENGTH if rule == "content-length" else REQUEST
+    peer.send(peer.call(1, fields=fields), peer.call(3, fields=fields))
+    peer.connection.credit = 100
+    code, breaking = SHORT_WAY[rule]
+    frames = peer.send(breaking(peer))
+    is_of_stream = rule in {"window of the stream", "content-length"}
+    assert resets(frames) == ({5: code} if is_of_stream else {})
+    assert goaway_code(frames) == (None if is_of_stream else code)
+    assert [sid for sid, _ in peer.app.requests] == [1, 3]
