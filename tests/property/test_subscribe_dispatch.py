@@ -117,8 +117,8 @@ def key_order_broken_at_a_join(patch):
     """A consumer that joins gets the next record of keys whose last is still out."""
     join = KeySharedDispatcher.join
 
-    def wrong(self, member, now_ms):
-        join(self, member, now_ms)
+    def wrong(self, member):
+        join(self, member)
         for key, queue in list(self.waiting.items()):
             if queue[0].state is State.IN_FLIGHT and len(queue) > 1:
                 queue.popleft()
@@ -195,9 +195,9 @@ def standby_never_promoted(patch):
     """The place of an active consumer that left stays empty."""
     leave = FifoDispatcher.leave
 
-    def wrong(self, member, now_ms):
+    def wrong(self, member):
         was_active = self.active is member
-        leave(self, member, now_ms)
+        leave(self, member)
         if was_active and self._members:
             self._members.insert(0, member)
             member.messages = 0
@@ -373,7 +373,7 @@ def acked_while_it_was_read(patch):
 
 def keys_do_not_wait_for_consumers(patch):
     """Keys that nobody matches are passed over as soon as somebody is there."""
-    patch.setattr(KeySharedDispatcher, "_skip_ms", property(lambda _: 0, lambda *_: None), False)
+    patch.setattr(Dispatch, "_wait_with_skips", lambda self, now_ms: None)
 
 
 PLANTED = (

@@ -217,7 +217,7 @@ class AsyncStream:
         """Give unacked records back at once, to other consumers or the next; twice is fine."""
         if self._inbox.is_closed:
             return
-        self._inbox.close()
+        self._inbox.end(None)
         if self._starting is not None:
             await asyncio.wait([self._starting])
         if self._let_go is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any, Final
 
 import attrs
@@ -35,7 +36,12 @@ from frazil.subscribe.policy import FailurePolicy, Limits, Poison, SubscriptionT
 
 __all__ = ["Dispatch", "Status"]
 
+DEFAULT_POLICY: Final = FailurePolicy()
+DEFAULT_LIMITS: Final = Limits()
+NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
+
 UNREAD, HELD, IN_FLIGHT, READY = State.UNREAD, State.HELD, State.IN_FLIGHT, State.READY
+SINGLE: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 REASON_CHARACTERS_MAX: Final = 1_024
 REASONS: Final = {Cause.TIMEOUT: "no ack in time", Cause.LOST: "the consumer's stream ended"}
 
@@ -66,15 +72,15 @@ class Dispatch:
         self,
         kind: SubscriptionType,
         *,
-        policy: FailurePolicy | None = None,
-        limits: Limits | None = None,
+        policy: FailurePolicy = DEFAULT_POLICY,
+        limits: Limits = DEFAULT_LIMITS,
         cursor: Cursor | None = None,
-        attempts: Mapping[int, int] | None = None,
-        dues_ms: Mapping[int, int] | None = None,
+        attempts: Mapping[int, int] = NOTHING,
+        dues_ms: Mapping[int, int] = NOTHING,
         now_ms: int = 0,
     ) -> None:
         self.kind = kind
-        self.cursor = Cursor() if cursor is None else Cursor.copy(cursor)
+        self.cursor = Cursor.copy(cursor or Cursor())
         """What is durably settled. Only for reading."""
         self.offset_next = self.cursor.acked_below
         """The first offset that `feed` has not covered."""
@@ -83,17 +89,16 @@ class Dispatch:
         """The bytes of the values that are kept for a delivery."""
         self.reading: dict[int, DeliveryRecord] = {}
         """Records whose values must be read again before their delivery. Only for reading."""
-        self._policy = policy or FailurePolicy()
-        self._attempts_max = self._policy.attempts_max
-        self._limits = limits or Limits()
+        self._policy = policy
+        self._attempts_max = policy.attempts_max
+        self._limits = limits
         self._actions: list[Action] = []
         self._records: dict[int, DeliveryRecord] = {}
         self._unacked = 0
         self._unread = 0
-        self._attempts = {o: n for o, n in (attempts or {}).items() if o not in self.cursor}
+        self._attempts = {o: n for o, n in attempts.items() if o not in self.cursor}
         """Attempts of records that were not fed yet; and their delays."""
-        dues = (dues_ms or {}).items()
-        self._dues_ms = {o: due for o, due in dues if due > now_ms and o in self._attempts}
+        self._dues_ms = {o: due for o, due in dues_ms.items() if due > now_ms}
         self._blocked: dict[int, DeliveryRecord] = {}
         self._blocked_bytes = 0
         self._returning: set[int] = set()
@@ -104,14 +109,14 @@ class Dispatch:
         self._timeout_ms: int | None = None
         """No delivery times out before this; None while nothing is in flight."""
         self._members: dict[int, Member] = {}
-        self._is_by_key = kind is SubscriptionType.KEY_SHARED
+        self._keyed: KeySharedDispatcher | None = None
+        """The schedule of KeyShared."""
         is_shared = kind is SubscriptionType.SHARED
-        self._is_single = not self._is_by_key and not is_shared
-        self._schedule: FifoDispatcher | KeySharedDispatcher = (
-            KeySharedDispatcher(self._records, self._limits)
-            if self._is_by_key
-            else FifoDispatcher(self._records, is_shared=is_shared)
+        self._schedule: FifoDispatcher | KeySharedDispatcher = FifoDispatcher(
+            self._records, is_shared=is_shared
         )
+        if kind is SubscriptionType.KEY_SHARED:
+            self._schedule = self._keyed = KeySharedDispatcher(self._records, limits)
 
     # -- consumers -------------------------------------------------------------------------------
 
@@ -140,13 +145,19 @@ class Dispatch:
         old = next((each for each in self._members.values() if each.name == name), None)
         member = Member(consumer_id, name, key_filter(filters))
         if old is None:
-            self._schedule.join(member, now_ms)
+            self._schedule.join(member)
         else:
             del self._members[old.consumer_id]
             old.is_attached = False
-            self._schedule.replace(old, member, now_ms)
+            self._schedule.replace(old, member)
             self._lose(old, now_ms)
         self._members[consumer_id] = member
+        self._wait_with_skips(now_ms)
+
+    def _wait_with_skips(self, now_ms: int) -> None:
+        """Give consumers that come one by one the time to attach before records are skipped."""
+        if self._keyed is not None:
+            self._keyed.skip_ms = now_ms + self._limits.skip_grace_ms
 
     def detach(self, consumer_id: int, *, now_ms: int) -> None:
         """Remove a consumer; its unacked records are delivered again at once.
@@ -158,7 +169,8 @@ class Dispatch:
             return
         member.is_attached = False
         was_active = self._schedule.active is member
-        self._schedule.leave(member, now_ms)
+        self._schedule.leave(member)
+        self._wait_with_skips(now_ms)
         self._lose(member, now_ms)
         active = self._schedule.active
         if was_active and active is not None:
@@ -178,6 +190,7 @@ class Dispatch:
     def take_over(self, before: Dispatch) -> None:
         """Take the consumers, their places and keys from the dispatch that this one replaces."""
         self._members, self._schedule = before._members, before._schedule
+        self._keyed = before._keyed
         self._schedule.begin(self._records)
 
     def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> bool:
@@ -198,8 +211,12 @@ class Dispatch:
     @property
     def room(self) -> int:
         """How many records `feed` may bring now."""
-        held_max = self._limits.held_max
-        return max(0, self._schedule.room(held_max=held_max, unacked=self._unacked))
+        room = self._limits.held_max - self._schedule.held
+        if self._keyed is not None:
+            # Records held because of their keys are gaps of the cursor. Together with the unacked
+            # ones they are bounded, so the cursor's ranges are, too.
+            room -= self._unacked
+        return max(0, room)
 
     @property
     def held(self) -> int:
@@ -209,12 +226,8 @@ class Dispatch:
     @property
     def is_hungry(self) -> bool:
         """Whether a record that was never delivered could go out now, if one were fed."""
-        if self._blocked and not self._is_by_key:
-            return False
-        if self._unacked and self._is_cursor_full:
-            return False
-        messages, size_bytes = self._window()
-        if messages <= 0 or size_bytes <= 0:
+        is_blocked = self._keyed is None and self._blocked
+        if is_blocked or (self._unacked and self._is_cursor_full) or min(self._window()) <= 0:
             return False
         for member in self._members.values():
             if member.messages > 0 and member.size_bytes > 0:
@@ -224,9 +237,14 @@ class Dispatch:
     @property
     def is_idle(self) -> bool:
         """Whether a poll has nothing to do before the next input or due time."""
-        if self._actions or self._alarms.dues_ms or self._is_by_key:
-            return False
-        return not self._schedule.waiting and not self._schedule.ready
+        schedule = self._schedule
+        return not (
+            self._keyed
+            or self._actions
+            or self._alarms.dues_ms
+            or schedule.waiting
+            or schedule.ready
+        )
 
     def are_with(self, consumer_id: int, offsets: list[int], attempts: list[int]) -> bool:
         """Return whether all of these records are with this consumer, as these attempts."""
@@ -258,26 +276,25 @@ class Dispatch:
         already are left out.
         """
         first, self.offset_next = self.offset_next, offset_end
-        assert offset_end >= first
-        if offsets:
-            assert first <= offsets[0]
-            assert offsets[-1] < offset_end
+        assert not offsets or first <= offsets[0] <= offsets[-1] < offset_end
         records = list(map(DeliveryRecord, offsets, sizes, keys or repeat(""), values or offsets))
-        assert len(records) == len(offsets)
         if len(offsets) != offset_end - first:
-            self._gaps += gaps_of(offsets, first=first, end=offset_end)
-            for gap in self._gaps:
-                self.cursor.ack_range(*gap)
-            self._is_cursor_full = self.cursor.is_full
-            # What expired needs no attempt.
-            for offset in [each for each in self._attempts if each in self.cursor]:
-                del self._attempts[offset]
-                self._dues_ms.pop(offset, None)
+            self._pass_gaps(gaps_of(offsets, first=first, end=offset_end))
         if self._attempts or self._unread or first < self.cursor.end:
             records = self._recall(records)
         self._records.update(zip([record.offset for record in records], records, strict=True))
         self.held_bytes += sum([record.size for record in records])
         self._schedule.feed(records)
+
+    def _pass_gaps(self, gaps: list[tuple[int, int]]) -> None:
+        """Count offsets without a record as settled; they are journalled with the next ack."""
+        self._gaps += gaps
+        for gap in gaps:
+            self.cursor.ack_range(*gap)
+        self._is_cursor_full = self.cursor.is_full
+        # Expired records need no attempt.
+        for offset in [each for each in self._attempts if each in self.cursor]:
+            del self._attempts[offset]
 
     def _recall(self, records: list[DeliveryRecord]) -> list[DeliveryRecord]:
         """Leave out settled records; add what is known of the others from before their reading."""
@@ -537,8 +554,8 @@ class Dispatch:
             self._actions.append(
                 Notice(NoticeKind.SKIPPED, offset=change.offsets[0], records=count)
             )
-        if self._is_by_key:
-            self._schedule.settled(change.records)
+        if self._keyed is not None:
+            self._keyed.settled(change.records)
 
     def failed(self, change: Change, *, now_ms: int) -> None:
         """Undo a change that could not be journalled: records are again where they were."""
@@ -566,8 +583,8 @@ class Dispatch:
             elif record.state is State.DEAD:
                 # Its dead letter may have been published while the ack was under way.
                 self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
-            elif record.state is HELD and self._is_by_key:
-                self._schedule.again(record)
+            elif record.state is HELD and self._keyed is not None:
+                self._keyed.again(record)
             elif record.state is IN_FLIGHT:
                 if record.member is not None and record.member.is_attached:
                     record.sent_ms, record.until_ms = now_ms, -1
@@ -633,9 +650,10 @@ class Dispatch:
 
     def due_ms(self) -> int | None:
         """Return when `poll` is due although nothing comes in."""
-        if not self._alarms.dues_ms and not self._is_by_key:
+        if not self._alarms.dues_ms and self._keyed is None:
             return self._timeout_ms
-        dues = (self._alarms.first_ms(), self._timeout_ms, self._schedule.due_ms())
+        skip_ms = None if self._keyed is None else self._keyed.due_ms()
+        dues = (self._alarms.first_ms(), self._timeout_ms, skip_ms)
         return min([due for due in dues if due is not None], default=None)
 
     def _ring(self, now_ms: int) -> None:
@@ -686,17 +704,20 @@ class Dispatch:
         timeout_ms = self._timeout_ms
         if self._alarms.dues_ms or (timeout_ms is not None and now_ms >= timeout_ms):
             self._ring(now_ms)
-        if self._is_by_key:
-            skipped = self._schedule.skip(now_ms)
-            if skipped:
-                for record in skipped:
-                    if record.state is HELD:
-                        self._leave_queue(record)
-                self._settle_owed(skipped, Cause.SKIP)
+        if self._keyed is not None:
+            self._skip(self._keyed.skip(now_ms))
         if self._schedule.waiting or self._schedule.ready:
             self._assign(now_ms)
         actions, self._actions = self._actions, []
         return actions
+
+    def _skip(self, skipped: list[DeliveryRecord]) -> None:
+        """Settle records of keys that no consumer accepts."""
+        for record in skipped:
+            if record.state is HELD:
+                self._leave_queue(record)
+        if skipped:
+            self._settle_owed(skipped, Cause.SKIP)
 
     def _leave_queue(self, record: DeliveryRecord) -> None:
         """Count a record as unacked that leaves the queue without a delivery."""
@@ -709,23 +730,22 @@ class Dispatch:
         limits = self._limits
         messages = limits.max_unacked_messages - self._unacked
         size_bytes = limits.max_unacked_bytes - self.unacked_bytes
-        if self._is_by_key and self._blocked:
+        if self._blocked and self._keyed is not None:
             # They stop their keys and nothing else.
             messages += len(self._blocked)
             size_bytes += self._blocked_bytes
         return messages, size_bytes
 
     def _assign(self, now_ms: int) -> None:
-        if not self._is_by_key and (self._blocked or self._returning):
-            # A blocked record stops everybody. What comes back from a consumer that left goes
-            # first and in order, so nothing goes before its attempts are durable.
-            return
-        schedule = self._schedule
-        if schedule.ready:
-            self._deliver_ready(now_ms)
-        while schedule.waiting and not (self._unacked and self._is_cursor_full):
-            if not self._is_by_key and (self._returning or schedule.ready):
-                # The room of the consumers is for records that are being read.
+        schedule, is_keyed = self._schedule, self._keyed is not None
+        # A blocked record stops everybody. Records of a consumer that left go first and in order,
+        # so nothing goes before their attempts are durable. On KeyShared only their keys stop.
+        while is_keyed or not (self._blocked or self._returning):
+            if schedule.ready:
+                self._deliver_ready(now_ms)
+            # The room of the consumers is for records that are being read.
+            is_taken = not is_keyed and (self._returning or schedule.ready)
+            if is_taken or not schedule.waiting or (self._unacked and self._is_cursor_full):
                 return
             messages, size_bytes = self._window()
             if messages <= 0 or size_bytes <= 0:
@@ -745,19 +765,16 @@ class Dispatch:
             if special.settling is not None:
                 special.state = READY
             else:
+                # Its time may have come while it was held.
                 self._arrange(special, now_ms)
                 self._ring(now_ms)
-            if self._blocked and not self._is_by_key:
-                return
-            # Its time may have come while it was held.
-            self._deliver_ready(now_ms)
 
     def _deliver_ready(self, now_ms: int) -> None:
         count = len(self.reading)
         for member, records in self._schedule.assign_ready(self.reading):
             self._deliver(member, records, now_ms, is_new=False)
         if len(self.reading) > count:
-            if self._is_single:
+            if self.kind in SINGLE:
                 self._returning.update(self.reading)
             self._actions.append(Read())
 
@@ -800,11 +817,10 @@ class Dispatch:
 
     def _why_paused(self) -> str | None:
         """Return why new records are not delivered although consumers have room."""
-        if self._is_by_key:
-            if not self.room:
-                return "waiting keys"
-        elif self._blocked:
+        if self._keyed is None and self._blocked:
             return "blocked"
+        if self._keyed is not None and not self.room:
+            return "waiting keys"
         return "ranges" if self._is_cursor_full else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from decimal import Decimal
 from functools import partial
@@ -104,6 +104,16 @@ class Chunk:
         """Return one record, None if there is none: `offset` is in a gap, or not in here."""
         at = bisect_right(self.offsets, offset) - 1
         return self.records[at] if at >= 0 and self.offsets[at] == offset else None
+
+    def span(self, offset: int, head: int, records_max: int, bytes_max: int) -> tuple[int, int]:
+        """Return the indexes of the records from `offset` on and below `head`, within bounds."""
+        offsets = self.offsets
+        first = 0 if self.offset == offset else bisect_left(offsets, offset)
+        count = len(offsets) if self.offset_next <= head else bisect_left(offsets, head)
+        stop = min(first + records_max, count)
+        while stop > first + 1 and sum(self.sizes[first:stop]) > bytes_max:
+            stop = (first + stop) // 2
+        return first, stop
 
     def expired_in(self, first: int, end: int) -> int:
         """Return how many offsets of `[first, end)` expired by a full quota."""

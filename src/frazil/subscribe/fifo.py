@@ -47,28 +47,21 @@ class FifoDispatcher:
         """How many records were read and not yet delivered."""
         return len(self.waiting)
 
-    def room(self, *, held_max: int, unacked: int) -> int:
-        """Return how many more records may be fed: held ones lie above all gaps of the cursor."""
-        del unacked
-        return held_max - len(self.waiting)
-
     @property
     def active(self) -> Member | None:
         """The one consumer that gets everything; None for Shared and without consumers."""
         return self._members[0] if self._members and not self._is_shared else None
 
-    def join(self, member: Member, now_ms: int) -> None:
+    def join(self, member: Member) -> None:
         """Add a consumer; its turn is the last of the round."""
-        del now_ms
         if self._is_shared:
             self._members.insert(self._turn, member)
             self._turn = (self._turn + 1) % len(self._members)
         else:
             self._members.append(member)
 
-    def leave(self, member: Member, now_ms: int) -> None:
+    def leave(self, member: Member) -> None:
         """Remove a consumer; the others keep their turns."""
-        del now_ms
         at = self._members.index(member)
         del self._members[at]
         if at < self._turn:
@@ -76,9 +69,8 @@ class FifoDispatcher:
         if self._turn >= len(self._members):
             self._turn = 0
 
-    def replace(self, old: Member, new: Member, now_ms: int) -> None:
+    def replace(self, old: Member, new: Member) -> None:
         """Let a consumer take the place of another, active or in turn."""
-        del now_ms
         self._members[self._members.index(old)] = new
 
     def feed(self, records: Sequence[DeliveryRecord]) -> None:
@@ -88,18 +80,6 @@ class FifoDispatcher:
     def again(self, record: DeliveryRecord) -> None:
         """Queue a READY record for another delivery."""
         heapq.heappush(self.ready, record.offset)
-
-    def settled(self, records: Sequence[DeliveryRecord]) -> None:
-        """Do nothing: settled records are dropped when they reach the front of the queue."""
-
-    def skip(self, now_ms: int) -> list[DeliveryRecord]:
-        """Return no records: without filters every record has a consumer."""
-        del now_ms
-        return []
-
-    def due_ms(self) -> int | None:
-        """Return None: nothing depends on the time."""
-        return None
 
     def assign_ready(self, reading: dict[int, DeliveryRecord]) -> Hands:
         """Deal out READY records, lowest offset first; add those without a value to `reading`.

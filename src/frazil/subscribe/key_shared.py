@@ -32,6 +32,9 @@ class KeySharedDispatcher:
     consumer attached or left: consumers that reconnect one by one do not lose each other's records.
     """
 
+    active: Member | None = None
+    """All consumers are equal."""
+
     def __init__(self, records: dict[int, DeliveryRecord], limits: Limits) -> None:
         self._records = records
         self._owners = KeyOwners(limits.keys_max)
@@ -44,9 +47,8 @@ class KeySharedDispatcher:
         """How many records were read and not yet delivered."""
         self._unmatched: dict[str, None] = {}
         """Keys with records that no attached consumer accepts."""
-        self._skip_ms = 0
+        self.skip_ms = 0
         """Unmatched keys are not skipped before this time."""
-        self._grace_ms = limits.skip_grace_ms
         self._retry_ms = limits.retry_ms
 
     def begin(self, records: dict[int, DeliveryRecord]) -> None:
@@ -55,36 +57,21 @@ class KeySharedDispatcher:
         for member in self._members.values():
             member.ready, member.new = [], []
 
-    @property
-    def active(self) -> Member | None:
-        """None: all consumers are equal."""
-        return None
-
-    def room(self, *, held_max: int, unacked: int) -> int:
-        """Return how many more records may be fed.
-
-        Records held because of their keys are gaps of the cursor. Together with the unacked ones
-        they are bounded, so the cursor's ranges are, too.
-        """
-        return held_max - self.held - unacked
-
-    def join(self, member: Member, now_ms: int) -> None:
+    def join(self, member: Member) -> None:
         """Add a consumer; it gets keys that have no owner."""
         self._members[member.name] = member
-        self._skip_ms = now_ms + self._grace_ms
         for key in [key for key in self._unmatched if member.accepts(key)]:
             del self._unmatched[key]
             self._offer(key)
 
-    def leave(self, member: Member, now_ms: int) -> None:
+    def leave(self, member: Member) -> None:
         """Remove a consumer: keys with records to deliver move to others."""
         del self._members[member.name]
-        self._skip_ms = now_ms + self._grace_ms
         self._offer_again(member)
 
-    def replace(self, old: Member, new: Member, now_ms: int) -> None:
+    def replace(self, old: Member, new: Member) -> None:
         """Let a consumer take the place of another of the same name: its keys stay."""
-        self.join(new, now_ms)
+        self.join(new)
         self._offer_again(old)
 
     def _offer_again(self, member: Member) -> None:
@@ -207,14 +194,14 @@ class KeySharedDispatcher:
 
     def skip(self, now_ms: int) -> list[DeliveryRecord]:
         """Return the records of unmatched keys that are to be settled without a delivery."""
-        if not self._unmatched or not self._members or now_ms < self._skip_ms:
+        if not self._unmatched or not self._members or now_ms < self.skip_ms:
             return []
         skipped: list[DeliveryRecord] = []
         for key in list(self._unmatched):
             queue = self.waiting[key]
             if any(record.settling is not None for record in queue):
                 # The result of that ack must be known first.
-                self._skip_ms = now_ms + self._retry_ms
+                self.skip_ms = now_ms + self._retry_ms
                 continue
             del self._unmatched[key]
             unsettled = [record for record in queue if record.state is not PASSED]
@@ -226,7 +213,7 @@ class KeySharedDispatcher:
 
     def due_ms(self) -> int | None:
         """Return when there may be something to skip."""
-        return self._skip_ms if self._unmatched and self._members else None
+        return self.skip_ms if self._unmatched and self._members else None
 
     def _offer(self, key: str) -> None:
         """Queue the first record of a key for the key's owner, unless it is in flight."""

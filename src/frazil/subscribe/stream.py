@@ -9,6 +9,7 @@ that the program has not taken by then is removed from the inbox.
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import sys
 import threading
 import weakref
@@ -23,7 +24,7 @@ import msgspec
 
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest
 from frazil.schema import Message
-from frazil.subscribe.policy import FailurePolicy, SubscriptionType
+from frazil.subscribe.policy import FailurePolicy, SubscriptionType, type_name_of
 from frazil.subscribe.settings import DURATION_MS_MAX, change_settings
 from frazil.topic import Start
 
@@ -75,6 +76,15 @@ class Request:
     prefetch_bytes: int
 
 
+class Outcome(enum.Enum):
+    """How a delivery ends: on its way to the journal, then durable."""
+
+    ACKING = "acking"
+    ACKED = "acked"
+    NACKING = "nacking"
+    NACKED = "nacked"
+
+
 class Delivery:
     """One record that is this consumer's to process, until it is acked or its time is over.
 
@@ -82,14 +92,24 @@ class Delivery:
     number of the part that has the record, -1 for a topic that is not partitioned.
     """
 
-    __slots__ = ("attempt", "end", "epoch", "offset", "size_bytes", "source", "time_us", "value")
+    __slots__ = (
+        "attempt",
+        "epoch",
+        "offset",
+        "outcome",
+        "size_bytes",
+        "source",
+        "time_us",
+        "value",
+    )
 
     def __init__(self, source: Part, record: Record, attempt: int, epoch: int) -> None:
         self.source = source
         self.offset = record.offset
         self.attempt = attempt
         self.epoch = epoch
-        self.end: End | None = None
+        self.outcome: Outcome | None = None
+        """How it ended or is about to end: the journal may still refuse that."""
         self.time_us = record.time_us
         self.value: Any = _own(record.value)
         self.size_bytes = _size(self.value)
@@ -151,46 +171,18 @@ class Delivery:
         self.source.extend(self, seconds).result()
 
 
-class End:
-    """How deliveries end, while that is on its way to the journal and when it is durable."""
-
-    __slots__ = ("deliveries", "is_ack", "waiting")
-
-    def __init__(self, *, is_ack: bool) -> None:
-        self.is_ack = is_ack
-        self.deliveries: list[Delivery] = []
-        self.waiting: list[Answer] | None = []
-        """Who waits for it, None when it is durable."""
-
-    def add_all(self, deliveries: list[Delivery]) -> None:
-        """Let deliveries end so."""
-        self.deliveries += deliveries
-        for each in deliveries:
-            each.end = self
-
-    def written(self, error: FrazilError | None) -> None:
-        """Take note that it is durable, or that it was refused: then it may be tried again."""
-        waiting, self.waiting = self.waiting or [], None
-        if error is not None:
-            for each in self.deliveries:
-                each.end = None
-        self.deliveries = []
-        for done in waiting:
-            done(error)
-
-
 class Inbox:
     """Deliveries that wait for the program. The loop's thread puts, any thread takes.
 
     `on_news` is called without a lock, on the loop's thread, when there is something to take.
     """
 
-    def __init__(self, on_news: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
         self._waiting: OrderedDict[tuple[int, int], Delivery] = OrderedDict()
         self._changed = threading.Condition()
-        self._on_news = on_news
+        self._news = on_news
         self._error: FrazilError | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     def put(self, part: Part, deliveries: Sequence[Delivery]) -> None:
         """Take deliveries in, in their order."""
@@ -200,7 +192,7 @@ class Inbox:
                 part.count(each, 1)
             # Each is for a thread of its own: who is woken takes one and works on it.
             self._changed.notify(len(deliveries))
-        self._tell()
+        self._news()
 
     def take_out(self, part: Part, offsets: Sequence[int] | None) -> list[int]:
         """Take out what waits of a part, or what of these does; return the offsets."""
@@ -217,25 +209,13 @@ class Inbox:
                     found.append(offset)
             return found
 
-    def end(self, error: FrazilError) -> None:
-        """Have everybody who takes see an error from now on."""
+    def end(self, error: FrazilError | None) -> None:
+        """Raise an error in all threads that take, or, without one, return None to them."""
         with self._changed:
-            if self._error is None:
-                self._error = error
+            self._error = self._error or error
+            self.is_closed = self.is_closed or error is None
             self._changed.notify_all()
-        self._tell()
-
-    def close(self) -> None:
-        """End without an error."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._tell()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        return self._is_closed
+        self._news()
 
     def take(self) -> Delivery | None:
         """Return the next delivery, None if there is none now.
@@ -258,10 +238,10 @@ class Inbox:
             return self._next()
 
     def _has_news(self) -> bool:
-        return bool(self._waiting) or self._is_closed or self._error is not None
+        return bool(self._waiting) or self.is_closed or self._error is not None
 
     def _next(self) -> Delivery | None:
-        if self._is_closed:
+        if self.is_closed:
             return None
         if self._error is not None:
             # A new one each time: several threads may meet it.
@@ -272,13 +252,12 @@ class Inbox:
         found.source.hand_out(found)
         return found
 
-    def _tell(self) -> None:
-        if self._on_news is not None:
-            self._on_news()
-
 
 class Part:
     """One topic, or one part, of what a program subscribed to: a consumer of its subscription."""
+
+    subscription: Subscription
+    """Set by `attach`."""
 
     def __init__(
         self,
@@ -294,7 +273,6 @@ class Part:
         self.name = request.consumer
         self.name_of_subscription = request.name
         self.runtime = runtime
-        self.subscription: Subscription | None = None
         self._inbox = inbox
         self._subscribing = subscribing
         self._kind = kind
@@ -311,7 +289,6 @@ class Part:
 
     def deliver(self, records: list[Record], attempts: list[int] | None) -> None:
         """Take records from the subscription."""
-        assert self.subscription is not None
         kind, epoch = self._kind, self.subscription.epoch
         numbers = [1] * len(records) if attempts is None else attempts
         pairs = zip(records, numbers, strict=True)
@@ -358,8 +335,6 @@ class Part:
 
     def refill(self) -> None:
         """Ask for as much as there is room for."""
-        if self.subscription is None:
-            return
         self.subscription.ready(
             self,
             messages=max(0, self._messages_max - self._waiting),
@@ -368,10 +343,8 @@ class Part:
 
     def _stale(self, delivery: Delivery) -> FrazilError | None:
         """Return why a delivery has no effect any more, None if it has."""
-        subscription = self.subscription
-        assert subscription is not None
-        if subscription.end_error is not None:
-            return subscription.end_error
+        if self.subscription.end_error is not None:
+            return self.subscription.end_error
         if self._all_stand([delivery]):
             return None
         return Conflict(
@@ -384,60 +357,66 @@ class Part:
 
     def _ack(self, deliveries: list[Delivery], done: Answer) -> None:
         subscription = self.subscription
-        assert subscription is not None
         if subscription.postpone(partial(self._ack, deliveries, done)):
             return
-        own, ends, refusal = End(is_ack=True), set[End](), None
-        if self._all_stand(deliveries):
-            own.add_all(deliveries)
-        else:
-            for each in deliveries:
-                if each.end is not None and each.end.is_ack:
-                    # The same once more; it is answered with the first.
-                    ends.add(each.end)
-                elif (stale := self._stale(each)) is None:
-                    own.add_all([each])
-                else:
-                    refusal = refusal or stale
-        if own.deliveries:
-            ends.add(own)
-            subscription.ack_with([each.offset for each in own.deliveries], own, _written)
-        _answer_after(ends, refusal, done)
+        refusal, settled = None, deliveries
+        if not self._all_stand(deliveries):
+            refusal, settled = self._settleable(deliveries)
+        if not settled:
+            done(refusal)
+            return
+        for each in settled:
+            each.outcome = Outcome.ACKING
+        call = (settled, refusal, done)
+        subscription.ack_with([each.offset for each in settled], call, _answer_acks)
+
+    def _settleable(self, deliveries: list[Delivery]) -> tuple[FrazilError | None, list[Delivery]]:
+        """Return the deliveries that an ack settles, and why it refuses the others, if any.
+
+        A repeated ack goes with them: it is answered when the first one is durable.
+        """
+        refusal, settled = None, []
+        for each in deliveries:
+            if each.outcome is Outcome.ACKED:
+                continue
+            stale = None if each.outcome is Outcome.ACKING else self._stale(each)
+            if stale is None:
+                settled.append(each)
+            refusal = refusal or stale
+        return refusal, settled
 
     def _all_stand(self, deliveries: list[Delivery]) -> bool:
-        """Tell whether all deliveries, which differ, have an effect, as mostly they do."""
+        """Return whether all deliveries, which differ, have an effect, as mostly they do."""
         subscription = self.subscription
-        assert subscription is not None
         offsets = [each.offset for each in deliveries]
         epoch = subscription.epoch
         return (
             subscription.end_error is None
             and len(set(offsets)) == len(offsets)
-            and all([each.end is None and each.epoch == epoch for each in deliveries])  # noqa: C419 - quicker
+            and all([each.outcome is None and each.epoch == epoch for each in deliveries])  # noqa: C419 - quicker
             and subscription.all_stand(self, offsets, [each.attempt for each in deliveries])
         )
 
     def _nack(self, delivery: Delivery, done: Answer, delay_ms: int, reason: str) -> None:
         subscription = self.subscription
-        assert subscription is not None
         if subscription.postpone(partial(self._nack, delivery, done, delay_ms, reason)):
             return
-        end, refusal = delivery.end, None
-        if end is None or end.is_ack:
-            end, refusal = End(is_ack=False), self._stale(delivery)
-            if refusal is None:
-                end.add_all([delivery])
-                subscription.nack(delivery.offset, end.written, delay_ms=delay_ms, reason=reason)
-        _answer_after({end} if refusal is None else set(), refusal, done)
+        refusal = None
+        if delivery.outcome not in {Outcome.NACKING, Outcome.NACKED}:
+            refusal = self._stale(delivery)
+        if refusal is not None or delivery.outcome is Outcome.NACKED:
+            done(refusal)
+            return
+        delivery.outcome = Outcome.NACKING
+        answer = partial(_answer_nack, delivery, done)
+        subscription.nack(delivery.offset, answer, delay_ms=delay_ms, reason=reason)
 
     def _extend(self, delivery: Delivery, done: Answer, time_ms: int) -> None:
-        subscription = self.subscription
-        assert subscription is not None
-        if subscription.postpone(partial(self._extend, delivery, done, time_ms)):
+        if self.subscription.postpone(partial(self._extend, delivery, done, time_ms)):
             return
         refusal = self._stale(delivery)
         if refusal is None:
-            subscription.prolong(delivery.offset, time_ms=time_ms)
+            self.subscription.prolong(delivery.offset, time_ms=time_ms)
         done(refusal)
 
     # -- in any thread ---------------------------------------------------------------------------
@@ -481,29 +460,20 @@ class Part:
         return answer
 
 
-def _written(ends: list[End], error: FrazilError | None) -> None:
-    """Answer what was acked in one turn."""
-    for each in ends:
-        each.written(error)
+def _answer_acks(
+    calls: list[tuple[list[Delivery], FrazilError | None, Answer]], error: FrazilError | None
+) -> None:
+    """Answer the acks of one turn: durable, or refused and to be tried again."""
+    outcome = Outcome.ACKED if error is None else None
+    for deliveries, refusal, done in calls:
+        for each in deliveries:
+            each.outcome = outcome
+        done(error or refusal)
 
 
-def _answer_after(ends: set[End], refusal: FrazilError | None, done: Answer) -> None:
-    """Answer a call when what it says is durable: with a refusal if some of it was refused."""
-    waiting = [each.waiting for each in ends if each.waiting is not None]
-    left, failed = len(waiting), refusal
-    if not left:
-        done(failed)
-        return
-
-    def settled(error: FrazilError | None) -> None:
-        nonlocal left, failed
-        left -= 1
-        failed = failed or error
-        if not left:
-            done(failed)
-
-    for each in waiting:
-        each.append(settled)
+def _answer_nack(delivery: Delivery, done: Answer, error: FrazilError | None) -> None:
+    delivery.outcome = Outcome.NACKED if error is None else None
+    done(error)
 
 
 def _answer() -> tuple[Future[None], Answer]:
@@ -520,10 +490,14 @@ def _answer() -> tuple[Future[None], Answer]:
     return answer, done
 
 
-def _milliseconds(given: object, name: str) -> int:
+def _seconds(given: object, name: str) -> float:
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not given >= 0:
         raise InvalidRequest(f"{name} must be seconds from 0 on", **{name: given})
-    return int(min(given, DURATION_MS_MAX) * 1000)
+    return given
+
+
+def _milliseconds(given: object, name: str) -> int:
+    return int(min(_seconds(given, name), DURATION_MS_MAX) * 1000)
 
 
 def _in_own_words(error: FrazilError) -> FrazilError:
@@ -624,7 +598,7 @@ class Stream:
         """Give back what was not acked, at once, to other consumers or the next; twice is fine."""
         if self._inbox.is_closed:
             return
-        self._inbox.close()
+        self._inbox.end(None)
         self._let_go.detach()
         try:
             self._subscribing.call(lambda _all: detach(self._parts))
@@ -658,11 +632,9 @@ def checked_wait(timeout_s: object) -> float | None:
     Raises:
         InvalidRequest: if it is no time.
     """
-    if timeout_s is None:
-        return None
-    if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or not timeout_s >= 0:
-        raise InvalidRequest("timeout_s must be seconds from 0 on", timeout_s=timeout_s)
-    return min(timeout_s, threading.TIMEOUT_MAX)
+    return (
+        None if timeout_s is None else min(_seconds(timeout_s, "timeout_s"), threading.TIMEOUT_MAX)
+    )
 
 
 async def attach(
@@ -675,22 +647,21 @@ async def attach(
         NotFound: if a topic is gone.
         InvalidRequest: if the name or the start is not allowed.
     """
+    attached: list[Part] = []
     try:
         for part in parts:
-            found = await deliveries.open(
+            part.subscription = await deliveries.open(
                 part.runtime.name, request.name, kind=request.kind, start=request.start
             )
-            found.attach(part, request.key_filters)
-            part.subscription = found
+            part.subscription.attach(part, request.key_filters)
+            attached.append(part)
         await _configure(deliveries, subscribing, parts, request)
     except BaseException:
-        await detach(parts)
+        await detach(attached)
         raise
     for part in parts:
         part.refill()
-    first = parts[0].subscription
-    assert first is not None
-    return first.kind.name.lower()
+    return type_name_of(parts[0].subscription.kind)
 
 
 async def _configure(
@@ -710,15 +681,13 @@ async def _configure(
 async def detach(parts: Sequence[Part]) -> None:
     """End the part that consumers take; what they have not acked goes to others."""
     for part in parts:
-        if part.subscription is not None:
-            part.subscription.detach(part)
+        part.subscription.detach(part)
 
 
 def let_go(subscribing: Subscribing, parts: Sequence[Part]) -> None:
     """Detach consumers of a stream that nobody has any more."""
     try:
         for part in parts:
-            if part.subscription is not None:
-                subscribing.give(part.subscription.detach, part)
+            subscribing.give(part.subscription.detach, part)
     except Closed:
         return

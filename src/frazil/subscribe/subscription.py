@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
@@ -416,17 +415,15 @@ class Subscription:
         if self._keepers:
             self._spare_unseen(now_ms)
         for _ in range(TURNS_MAX):
-            held, is_filled = 0, False
-            if not self._is_following and dispatch.is_hungry:
-                held = dispatch.held
-                is_filled = (not held or is_by_key) and self._fill()
+            held = dispatch.held
+            is_filled = (not held or is_by_key) and self._fill()
             for action in dispatch.poll(now_ms):
                 if type(action) is Deliver:
                     self._deliver(action)
                 else:
                     self._act(action)
             # A consumer may have room for more than the held records.
-            if self._is_following or (not is_filled and (not held or dispatch.held >= held)):
+            if self._is_following or not (is_filled or dispatch.held < held):
                 break
         else:
             self._schedule()
@@ -473,51 +470,43 @@ class Subscription:
         consumer.deliver(action.values, action.attempts)
 
     def _fill(self) -> bool:
-        """Feed the next records; return False if they are not at hand."""
+        """Feed the next records, if one could go out; return False if they are not at hand."""
         dispatch, feed = self._dispatch, self.feed
-        is_by_key = self.kind is SubscriptionType.KEY_SHARED
-        if self._is_reading:
+        if self._is_following or self._is_reading or not dispatch.is_hungry:
             return False
-        offset = dispatch.offset_next
-        room = dispatch.room
-        if not room:
-            return False
-        chunk = feed.get(offset)
-        if chunk is None:
-            self._wait_for(offset)
-            return False
-        self._damage = None
-        offsets, offset_end = chunk.offsets, chunk.offset_next
-        first = 0 if chunk.offset == offset else bisect_left(offsets, offset)
-        count = len(offsets)
-        if offset_end > feed.head:
+        offset, room = dispatch.offset_next, dispatch.room
+        chunk = feed.get(offset) if room else None
+        if chunk is not None:
+            is_lagging = feed.is_old(offset)
+            records_max = min(room, LAGGING_RECORDS_MAX if is_lagging else FEED_RECORDS_MAX)
+            first, stop = chunk.span(offset, feed.head, records_max, HELD_BYTES_MAX)
             # Nothing goes out before its publisher has the answer.
-            count = bisect_left(offsets, feed.head)
-            if first >= count:
-                self._wait_for(offset)
-                return False
-        is_lagging = feed.is_old(offset)
-        stop = min(first + room, first + FEED_RECORDS_MAX, count)
-        if is_lagging:
-            stop = min(stop, first + LAGGING_RECORDS_MAX)
-        while stop > first + 1 and sum(chunk.sizes[first:stop]) > HELD_BYTES_MAX:
-            stop = (first + stop) // 2
-        end = offset_end if stop == len(offsets) else offsets[stop]
+            if first < stop or chunk.offset_next <= feed.head:
+                self._feed(chunk, first, stop, is_lagging=is_lagging)
+                return True
+        if room:
+            self._wait_for(offset)
+        return False
+
+    def _feed(self, chunk: Chunk, first: int, stop: int, *, is_lagging: bool) -> None:
+        """Feed the records of a chunk from index `first` on to `stop`."""
+        dispatch, offsets = self._dispatch, chunk.offsets
+        offset, is_all = dispatch.offset_next, stop == len(offsets)
+        end = chunk.offset_next if is_all else offsets[stop]
+        self._damage = None
         dispatch.feed(
             offsets[first:stop],
             chunk.sizes[first:stop],
             offset_end=end,
-            keys=chunk.keys[first:stop] if is_by_key else (),
+            keys=chunk.keys[first:stop] if self.kind is SubscriptionType.KEY_SHARED else (),
             values=chunk.records[first:stop],
         )
-        if is_lagging and stop == len(offsets):
-            feed.prefetch(offset_end)
-        missed = chunk.expired_in(offset, end) if chunk.expired else 0
-        if missed:
-            self.note_missed(missed)
-        if end >= feed.head:
+        if is_lagging and is_all:
+            self.feed.prefetch(end)
+        if chunk.expired:
+            self.note_missed(chunk.expired_in(offset, end))
+        if end >= self.feed.head:
             self._follow(end)
-        return True
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -547,12 +536,8 @@ class Subscription:
         self._is_reading = False
         if self.end_error is not None:
             return
-        if offset != self._dispatch.offset_next:
-            # It was read for a place from before a reset.
-            self._schedule()
-            return
-        if not isinstance(found, FrazilError):
-            self._damage = None
+        if offset != self._dispatch.offset_next or not isinstance(found, FrazilError):
+            # It is at hand now, or was read for an offset from before a reset.
             self._schedule()
             return
         first = found.details.get("offset_first")
@@ -570,15 +555,14 @@ class Subscription:
             self._schedule()
             return
         kept = self._kept_from()
-        end = first if kept is None else min(first, kept)
-        if end > offset:
-            self.note_missed(end - offset)
-            self._dispatch.feed((), (), offset_end=end)
+        end = max(offset, first if kept is None else min(first, kept))
+        self.note_missed(end - offset)
+        self._dispatch.feed((), (), offset_end=end)
         if end == first:
             self._damage = None
             self._schedule()
         else:
-            self._stall(not_held(self.topic, offset=max(offset, end), offset_first=first))
+            self._stall(not_held(self.topic, offset=end, offset_first=first))
 
     def _kept_from(self) -> int | None:
         """Return the offset from which on all records are held for it, None if none are.
@@ -589,9 +573,10 @@ class Subscription:
         return self.feed.runtime.state.holds.get(HOLD_PREFIX + self.name)
 
     def note_missed(self, count: int) -> None:
-        """Count and report records that are gone and were not settled."""
-        self.counts.missed += count
-        self._warn("subscription_records_expired", records=count)
+        """Count and report records that are gone and were not settled, if there are any."""
+        if count:
+            self.counts.missed += count
+            self._warn("subscription_records_expired", records=count)
 
     def _stall(self, error: FrazilError) -> None:
         """Stop reading for a while: damaged records are not passed over in silence."""

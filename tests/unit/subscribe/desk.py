@@ -20,7 +20,7 @@ class Desk:
             policy=FailurePolicy(**policy),
             limits=Limits(**({"max_unacked_messages": 100} | (limits or {}))),
             cursor=cursor,
-            attempts=attempts,
+            attempts=attempts or {},
         )
 
     def attach(self, consumer_id, name=None, *, messages=MUCH, size_bytes=MUCH, filters=()):
