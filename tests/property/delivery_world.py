@@ -142,6 +142,9 @@ class Journal:
         self.world = world
         self.is_cut_off = False
 
+    def settle_soon(self, settle):
+        self.world.loop.call_soon(settle)
+
     def add(self, runtime, name, change, answer):
         del runtime, name
         if change.cause is Cause.TIMEOUT:

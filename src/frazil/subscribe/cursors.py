@@ -267,15 +267,26 @@ class CursorWriter:
         self._cursors = cursors
         self._clock = clock
         self._loop = loop
+        self._settling: list[Callable[[], None]] = []
         self._waiting: dict[TopicRuntime, list[_Waiting]] = {}
+        self._is_scheduled = False
+
+    def settle_soon(self, settle: Callable[[], None]) -> None:
+        """Call `settle` in the next turn, before the changes that it adds are written."""
+        self._settling.append(settle)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
 
     def add(self, runtime: TopicRuntime, name: str, change: DispatchChange, answer: Answer) -> None:
         """Write a change of the subscription `name` with the others of this turn.
 
         `answer` is called when it is durable, or with the error that kept it from being written.
         """
-        if not self._waiting:
-            self._loop.call_soon(self._flush)
+        self._schedule()
         self._waiting.setdefault(runtime, []).append((self._encoded(name, change), answer))
 
     def _encoded(self, name: str, change: DispatchChange) -> list[Change]:
@@ -299,7 +310,11 @@ class CursorWriter:
         return [*written, delayed(name, *dues)] if dues else written
 
     def _flush(self) -> None:
+        settling, self._settling = self._settling, []
+        for settle in settling:
+            settle()
         waiting, self._waiting = self._waiting, {}
+        self._is_scheduled = False
         deadline = self._loop.time() + ROOM_WAIT_S
         is_alone = len(waiting) == 1
         for runtime, some in waiting.items():

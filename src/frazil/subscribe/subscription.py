@@ -295,7 +295,7 @@ class Subscription:
             calls.append(call)
             return
         if not self._ack_calls:
-            self._loop.call_soon(self._settle)
+            self._cursor_writer.settle_soon(self._settle)
         self._ack_calls[answer] = [call]
 
     def nack(self, offset: int, done: Answer, *, delay_ms: int = 0, reason: str = "") -> None:
@@ -383,8 +383,9 @@ class Subscription:
         if self._repeats:
             self._answer_repeats()
         self._under_way -= 1
-        if error is not None or not (self._is_following and self._dispatch.is_idle):
-            self._schedule()
+        is_idle = self._is_following and self._dispatch.is_idle
+        if not self._is_scheduled and (error is not None or not is_idle):
+            self._run()
 
     def _answer_repeats(self) -> None:
         waiting, self._repeats = self._repeats, []
