@@ -292,10 +292,7 @@ class CursorWriter:
     def _encoded(self, name: str, change: DispatchChange) -> list[Change]:
         """Return a change as the journal knows it, with wall-clock times."""
         if not change.attempts:
-            ranges = change.ranges
-            if len(ranges) > 1:
-                return [Acked(name, list(chain.from_iterable(sorted(ranges))))]
-            return [Acked(name, [*ranges[0]])]
+            return [Acked(name, list(chain.from_iterable(sorted(change.ranges))))]
         pairs = zip(change.offsets, change.attempts, strict=True)
         written: list[Change] = [Attempted(name, list(chain.from_iterable(pairs)))]
         now_ms = int(self._loop.time() * 1000)

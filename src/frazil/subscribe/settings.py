@@ -17,7 +17,7 @@ import msgspec
 from frazil.errors import CorruptionError, InvalidRequest, Overloaded
 from frazil.model import full_topic_name, topic_uid
 from frazil.struct_types import learnt
-from frazil.subscribe.policy import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
+from frazil.subscribe.policy import FailurePolicy, Limits, SubscriptionType
 from frazil.topic import NotStored, StateTag, has_namespace_for
 
 if TYPE_CHECKING:
@@ -74,14 +74,6 @@ class Stored:
 
 DEFAULT: Final = Stored()
 """What counts for a subscription of which nothing was decided."""
-
-
-class _Form(msgspec.Struct, forbid_unknown_fields=True):
-    """How a setting is stored: by names, so that later versions can add some."""
-
-    kind: int | None
-    max_unacked_messages: int
-    policy: dict[str, int | str | None]
 
 
 class SubscriptionSettings:
@@ -173,7 +165,7 @@ class SubscriptionSettings:
 
     def _put(self, uid: str, name: str, stored: Stored) -> None:
         assert "/" not in uid, uid
-        self._engine.states.put(StateTag.SUBSCRIPTION, _key(uid, name), _encode(stored))
+        self._engine.states.put(StateTag.SUBSCRIPTION, _key(uid, name), msgspec.msgpack.encode(stored))
         self._stored[uid, name] = stored
 
     def _delete(self, keys: list[str]) -> None:
@@ -204,37 +196,14 @@ def _split(key: str) -> tuple[str, str]:
     return uid, name
 
 
-def _encode(stored: Stored) -> bytes:
-    # All of the policy, its defaults too: what was set stays, whatever the defaults will be.
-    policy = {
-        name: int(value) if isinstance(value, int) else value
-        for name, value in attrs.asdict(stored.policy).items()
-    }
-    form = _Form(
-        kind=None if stored.kind is None else int(stored.kind),
-        max_unacked_messages=stored.max_unacked_messages,
-        policy=policy,
-    )
-    return msgspec.msgpack.encode(form)
-
-
 def _decode(key: str, value: bytes) -> Stored:
     try:
-        form = msgspec.msgpack.decode(value, type=learnt(_Form))
-        return Stored(
-            kind=None if form.kind is None else SubscriptionType(form.kind),
-            policy=_policy(form.policy),
-            max_unacked_messages=form.max_unacked_messages,
-        )
-    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, InvalidRequest) as error:
+        # All of the policy is stored, its defaults too: what was set stays, whatever they will be.
+        return msgspec.msgpack.decode(value, type=learnt(Stored))
+    except (msgspec.MsgspecError, InvalidRequest) as error:
         raise CorruptionError(
             "the settings of a subscription cannot be read", key=key, cause=error
         ) from error
-
-
-def _policy(values: Mapping[str, Any]) -> FailurePolicy:
-    enums = {"backoff": Backoff(values["backoff"]), "poison": Poison(values["poison"])}
-    return FailurePolicy(**{**values, **enums})
 
 
 def check_dead_letters(
