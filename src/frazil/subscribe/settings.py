@@ -165,7 +165,9 @@ class SubscriptionSettings:
 
     def _put(self, uid: str, name: str, stored: Stored) -> None:
         assert "/" not in uid, uid
-        self._engine.states.put(StateTag.SUBSCRIPTION, _key(uid, name), msgspec.msgpack.encode(stored))
+        self._engine.states.put(
+            StateTag.SUBSCRIPTION, _key(uid, name), msgspec.msgpack.encode(stored)
+        )
         self._stored[uid, name] = stored
 
     def _delete(self, keys: list[str]) -> None:

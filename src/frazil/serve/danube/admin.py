@@ -292,18 +292,15 @@ class Admin:
     async def _unsubscribe(self, request: wire.SubscriptionRequest) -> wire.SubscriptionResponse:
         topics, name = self._named(request.topic), request.subscription
         self._stored(request.topic, name)
-        before = {_uid_of(topic): self._settings.find(_uid_of(topic), name) for topic in topics}
         services = self._services
         for topic in topics:
             if name in self._engine.cursors.names(topic.name):
                 await services.deliveries.drop(topic.name, name)
             services.unreliable.drop(topic.name, name)
             services.consumers.forget_subscription(topic.name, name)
-        for uid, stored in before.items():
+        for uid in {_uid_of(topic) for topic in topics}:
             if not self._is_left(uid, name):
                 await asyncio.to_thread(self._settings.delete, uid, name)
-            elif stored is not None:
-                await asyncio.to_thread(self._settings.put, uid, name, stored)
         return wire.SubscriptionResponse(success=True)
 
     def _is_left(self, uid: str, name: str) -> bool:

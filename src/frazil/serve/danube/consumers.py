@@ -273,13 +273,14 @@ class Consumers:
         """Give a consumer its place in its subscription and its id, which is durable on return."""
         kind = SubscriptionType(facts.kind)
         subscription: Attachable
-        if self._topics.is_reliable(topic):
-            cursors = topic.runtime.state.cursors
-            self._check_count(topic, len(cursors), is_new=facts.subscription not in cursors)
+        is_reliable = self._topics.is_reliable(topic)
+        names = topic.runtime.state.cursors if is_reliable else self._unreliable.names(topic.name)
+        if facts.subscription not in names and len(names) >= SUBSCRIPTIONS_MAX:
+            text = f"The topic {topic.name} has the maximum of {len(names)} subscriptions"
+            raise Refused(Status(Code.RESOURCE_EXHAUSTED, text))
+        if is_reliable:
             subscription = await self._deliveries.open(topic.name, facts.subscription, kind=kind)
         else:
-            names = self._unreliable.names(topic.name)
-            self._check_count(topic, len(names), is_new=facts.subscription not in names)
             subscription = self._unreliable.open(topic.name, facts.subscription, kind=kind)
         identity = self._ids.find(facts)
         self._make_place(identity, facts, subscription.kind)
@@ -297,11 +298,6 @@ class Consumers:
             raise
         self._expect(identity, facts, kind)
         return identity
-
-    def _check_count(self, topic: Topic, count: int, *, is_new: bool) -> None:
-        if is_new and count >= SUBSCRIPTIONS_MAX:
-            text = f"The topic {topic.name} has the maximum of {count} subscriptions"
-            raise Refused(Status(Code.RESOURCE_EXHAUSTED, text))
 
     def _make_place(self, identity: int, facts: ConsumerFacts, kind: SubscriptionType) -> None:
         """See to it that a subscription can have this consumer.

@@ -43,8 +43,8 @@ class Discovery:
         producers: Producers,
         *,
         url: str,
-        consumers: Consumers | None = None,
-        objects: Callable[[int], TopicObjects] | None = None,
+        consumers: Consumers,
+        objects: Callable[[int], TopicObjects],
     ) -> None:
         self._topics = topics
         self._producers = producers
@@ -85,7 +85,7 @@ class Discovery:
         if request.client == HealthCheckRequest.Producer:
             is_known = self._producers.is_known(request.id)
         elif request.client == HealthCheckRequest.Consumer:
-            is_known = self._consumers is not None and self._consumers.is_known(request.id)
+            is_known = self._consumers.is_known(request.id)
         else:
             raise Refused(status("client_type_unknown", client=request.client))
         is_well = is_known and not self.is_closing
@@ -101,7 +101,7 @@ class Discovery:
         request = parse_request(ListSegmentDescriptorsRequest, message)
         topic = self._topics.find(checked_topic(request.topic))
         response = ListSegmentDescriptorsResponse()
-        if topic is not None and self._objects is not None:
+        if topic is not None:
             found = self._objects(topic.runtime.state.id)
             after = request.after_offset
             listed = found.after(after + 1 if after else 0)

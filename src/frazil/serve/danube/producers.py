@@ -73,22 +73,12 @@ class _Target:
 
 
 class Producers:
-    """The producers of a broker. All methods belong to the event loop's thread.
+    """The producers of a broker. All methods belong to the event loop's thread."""
 
-    Without `schemas` no record is checked against a schema; without `unreliable` there are no
-    topics without storage.
-    """
-
-    def __init__(
-        self,
-        topics: Topics,
-        *,
-        schemas: Schemas | None = None,
-        unreliable: Unreliable | None = None,
-    ) -> None:
+    def __init__(self, topics: Topics, *, schemas: Schemas, unreliable: Unreliable) -> None:
         self._topics = topics
         self._schemas = schemas
-        self._store = None if schemas is None else schemas.store
+        self._store = schemas.store
         self._unreliable = unreliable
         self._loop = asyncio.get_running_loop()
         self._known: dict[int, _Target] = {}
@@ -105,14 +95,14 @@ class Producers:
         name = checked_topic(request.topic_name)
         if request.dispatch_strategy not in DispatchStrategy.values():
             raise Refused(status("strategy_unknown", strategy=request.dispatch_strategy))
-        schemas = self._schemas if request.HasField("schema_ref") else None
-        if schemas is not None:
-            # Before the topic is made, or it would stay behind a refusal.
-            schemas.check_reference(name, request.schema_ref)
+        has_schema = request.HasField("schema_ref")
+        if has_schema:
+            # Before the topic is made, or it would stay after a refusal.
+            self._schemas.check_reference(name, request.schema_ref)
         is_reliable = request.dispatch_strategy == DispatchStrategy.Reliable
         topic = await self._topics.for_producer(name, is_reliable=is_reliable)
-        if schemas is not None:
-            await schemas.take_reference(topic.name, request.schema_ref)
+        if has_schema:
+            await self._schemas.take_reference(topic.name, request.schema_ref)
         identity = self._admit(topic, request.producer_name)
         return ProducerResponse(
             request_id=request.request_id,
@@ -123,24 +113,27 @@ class Producers:
     def send(self, call: Call, message: bytes) -> None:
         """Answer SendMessage when the record is written and synced."""
         request_id, identity, record = parse_send(message)
-        target = self._known.get(identity)
-        if target is None:
-            target = self._recognised(identity, message)
-        target.seen[identity] = self._loop.time()
         reply = request_id_reply(request_id)
-        store = self._store
+        target = self._plain_target(identity)
         try:
-            if store is not None and target.name in store.registry.topics:
-                self._send_checked(target, record, Publishing(call, self._loop, reply))
-                return
-            runtime = target.runtime
-            if runtime.refusal is not None or runtime.pressure.level or not target.is_stored:
-                self._publish(target, record, Publishing(call, self._loop, reply))
-                return
-            # This is the way of nearly all records.
-            self._publisher.submit(runtime, record, call, reply)
+            if target is not None:
+                # This is the way of nearly all records.
+                self._publisher.submit(target.runtime, record, call, reply)
+            else:
+                target = self._known.get(identity) or self._recognised(identity, message)
+                self._send_special(target, identity, record, Publishing(call, self._loop, reply))
         except FrazilError as error:
             call.fail(*status_of(error, PUBLISHING))
+
+    def _send_special(
+        self, target: _Target, identity: int, record: Message, publishing: Publishing
+    ) -> None:
+        """Publish a record to a topic with a schema, without storage, or that refuses for now."""
+        target.seen[identity] = self._loop.time()
+        if target.name in self._store.registry.topics:
+            self._send_checked(target, record, publishing)
+        else:
+            self._publish(target, record, publishing)
 
     def send_all(self, run: CallRun) -> None:
         """Answer SendMessages that came together, as `send` does each."""
@@ -180,10 +173,10 @@ class Producers:
         target = self._known.get(identity)
         if target is None or not target.is_stored or not target.runtime.is_message:
             return None
-        if self._store is not None and target.name in self._store.registry.topics:
-            return None
         runtime = target.runtime
         if runtime.refusal is not None or runtime.pressure.level:
+            return None
+        if target.name in self._store.registry.topics:
             return None
         target.seen[identity] = self._loop.time()
         return target
@@ -248,8 +241,7 @@ class Producers:
         if target is None or target.runtime is not topic.runtime:
             if target is not None:
                 self._drop(target)
-            is_stored = self._unreliable is None or self._topics.is_reliable(topic)
-            target = _Target(topic, is_stored=is_stored)
+            target = _Target(topic, is_stored=self._topics.is_reliable(topic))
             self._sweep()
             self._targets[target.name] = target
         identity = producer_id(target.uid, target.name, name)
@@ -307,7 +299,6 @@ class Producers:
     def _publish(self, target: _Target, record: Message, publishing: Publishing) -> None:
         runtime = target.runtime
         if not target.is_stored:
-            assert self._unreliable is not None
             if not isinstance(runtime.refusal, NotStored):
                 self._check_current(target, record)
             check_record(runtime, record)
@@ -322,7 +313,6 @@ class Producers:
 
     def _send_checked(self, target: _Target, record: Message, publishing: Publishing) -> None:
         """Publish a record if the topic's schema lets it."""
-        assert self._schemas is not None
         # A record that is too large is told so, whatever is in it.
         check_record(target.runtime, record)
 

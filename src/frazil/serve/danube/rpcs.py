@@ -203,44 +203,47 @@ def _resource(target: Target, request: Any, services: Services) -> Resource | No
     """Return what a target stands for in a request, None if nothing has to be asked for."""
     if target.field.startswith("msg_id.") and not request.HasField("msg_id"):
         raise Refused(status("message_id_missing"))
-    value: Any = attrgetter(target.field)(request) if target.field else None
-    match target.scope:
-        case "producer":
-            producers = services.producers
-            topic = producers.producer_topic(value) or producers.recognise(
-                value, topic=request.msg_id.topic_name, producer=request.producer_name
-            )
-            if topic is None:
-                raise Refused(status("producer_unknown", producer_id=value))
-            return _topic(topic)
-        case "consumer":
-            topic = services.consumers.consumer_topic(value)
-            # The handler answers that there is no such consumer. It takes its time, because some
-            # clients ask again at once.
-            return ANYTHING if topic is None else _topic(topic)
-        case "client":
-            is_producer = request.client == data.HealthCheckRequest.Producer
-            topic = (
-                services.producers.producer_topic(value)
-                if is_producer
-                else services.consumers.consumer_topic(value)
-            )
-            # Without a topic the handler answers that there is no such client.
-            return None if topic is None else _topic(topic)
-        case "topic":
-            return _topic(value)
-        case "topic_if_set":
-            return _topic(value) if value else None
-        case "namespace":
-            _check(check_namespace, value)
-            return Resource("namespace", namespace=value)
-        case "subject":
-            _check(check_subject, value)
-            return Resource("subject", name=value)
-        case "cluster":
-            return CLUSTER
-        case "anything":
-            return ANYTHING
+    if target.scope in _FIXED:
+        return _FIXED[target.scope]
+    return _RESOURCES[target.scope](services, attrgetter(target.field)(request), request)
+
+
+def _of_producer(services: Services, identity: int, request: Any) -> Resource:
+    producers = services.producers
+    topic = producers.producer_topic(identity) or producers.recognise(
+        identity, topic=request.msg_id.topic_name, producer=request.producer_name
+    )
+    if topic is None:
+        raise Refused(status("producer_unknown", producer_id=identity))
+    return _topic(topic)
+
+
+def _of_consumer(services: Services, identity: int, _request: Any) -> Resource:
+    topic = services.consumers.consumer_topic(identity)
+    # The handler answers that there is no such consumer. It takes its time, because some clients
+    # ask again at once.
+    return ANYTHING if topic is None else _topic(topic)
+
+
+def _of_client(services: Services, identity: int, request: Any) -> Resource | None:
+    is_producer = request.client == data.HealthCheckRequest.Producer
+    topic = (
+        services.producers.producer_topic(identity)
+        if is_producer
+        else services.consumers.consumer_topic(identity)
+    )
+    # Without a topic the handler answers that there is no such client.
+    return None if topic is None else _topic(topic)
+
+
+def _of_namespace(_services: Services, name: str, _request: Any) -> Resource:
+    _check(check_namespace, name)
+    return Resource("namespace", namespace=name)
+
+
+def _of_subject(_services: Services, name: str, _request: Any) -> Resource:
+    _check(check_subject, name)
+    return Resource("subject", name=name)
 
 
 def _check(check: Callable[[str], None], name: str) -> None:
@@ -255,6 +258,33 @@ def _check(check: Callable[[str], None], name: str) -> None:
 def _topic(name: str) -> Resource:
     """Return the topic as the engine names it: two spellings of one name are one topic."""
     return topic_resource(checked_topic(name))
+
+
+def _of_topic(_services: Services, name: str, _request: Any) -> Resource:
+    return _topic(name)
+
+
+def _of_topic_if_set(_services: Services, name: str, _request: Any) -> Resource | None:
+    return _topic(name) if name else None
+
+
+_FIXED: Final[Mapping[Scope, Resource]] = MappingProxyType(
+    {"cluster": CLUSTER, "anything": ANYTHING}
+)
+_RESOURCES: Final[Mapping[Scope, Callable[[Services, Any, Any], Resource | None]]] = (
+    MappingProxyType(
+        {
+            "producer": _of_producer,
+            "consumer": _of_consumer,
+            "client": _of_client,
+            "topic": _of_topic,
+            "topic_if_set": _of_topic_if_set,
+            "namespace": _of_namespace,
+            "subject": _of_subject,
+        }
+    )
+)
+"""Functions of the services, the value of a target's field, and the request."""
 
 
 # -- calls of administration ---------------------------------------------------------------------

@@ -13,7 +13,7 @@ from frazil.serve.danube.names import namespace_of, part_of
 from frazil.serve.danube.statuses import CREATING_PRODUCER, Refused, Status, status, status_of
 from frazil.serve.grpc.codec import Code
 from frazil.serve.grpc.router import to_its_end
-from frazil.subscribe import UNRELIABLE, UNRELIABLE_MAKING
+from frazil.subscribe import UNRELIABLE, UNRELIABLE_MAKING, is_stored
 from frazil.telemetry import warn
 from frazil.topic import StateTag, has_namespace_for
 
@@ -28,36 +28,29 @@ __all__ = ["Topics"]
 class Topics:
     """The topics of a broker. All methods belong to the event loop's thread.
 
-    Which topics are not reliable is read once, before anything is served, and kept in memory.
+    Create it before anything is served: it completes unreliable topics that a crash left half made.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._making = asyncio.Lock()
-        self._unreliable = self._load()
-        self._half_made: frozenset[str] = frozenset()
-        """Names of the unreliable topics that are there already while they are being made."""
+        self._complete()
         self.on_released: Callable[[str], None] | None = None
         """Told the name of a topic whose producers have to come again."""
 
-    def _load(self) -> set[str]:
-        """Return the ids of unreliable topics; what a crash left half made is completed."""
+    def _complete(self) -> None:
         states = self._engine.states
-        found = set()
         for key in states.items(StateTag.POLICY):
-            if key.startswith(UNRELIABLE):
-                found.add(key.removeprefix(UNRELIABLE))
-            elif key.startswith(UNRELIABLE_MAKING):
-                try:
-                    uid = self._uid_of(key.removeprefix(UNRELIABLE_MAKING))
-                except FrazilError:
-                    # It is there and cannot be used this time; the next start completes it.
-                    continue
-                if uid is not None:
-                    states.put(StateTag.POLICY, UNRELIABLE + uid, b"1")
-                    found.add(uid)
-                states.delete(StateTag.POLICY, key)
-        return found
+            if not key.startswith(UNRELIABLE_MAKING):
+                continue
+            try:
+                uid = self._uid_of(key.removeprefix(UNRELIABLE_MAKING))
+            except FrazilError:
+                # It is there and cannot be used this time; the next start completes it.
+                continue
+            if uid is not None:
+                states.put(StateTag.POLICY, UNRELIABLE + uid, b"1")
+            states.delete(StateTag.POLICY, key)
 
     def find(self, name: str) -> Topic | None:
         """Return a topic that publishes messages, or None if there is no such topic.
@@ -97,7 +90,7 @@ class Topics:
         return list(takewhile(self._is_there, (part_name(name, index) for index in count())))
 
     def _is_there(self, name: str) -> bool:
-        """Tell whether a topic exists, though it could not be opened."""
+        """Return whether a topic exists, though it could not be opened."""
         try:
             self._engine.topic(name)
         except NotFound:
@@ -107,11 +100,8 @@ class Topics:
         return True
 
     def is_reliable(self, topic: Topic) -> bool:
-        """Tell whether a topic's records are stored; from memory, it never waits."""
-        if self._half_made and topic.name in self._half_made:
-            return False
-        unreliable = self._unreliable
-        return not unreliable or topic_uid(topic.runtime.state.spec) not in unreliable
+        """Return whether a topic's records are stored; it never waits."""
+        return is_stored(self._engine, topic.runtime)
 
     async def for_producer(self, name: str, *, is_reliable: bool) -> Topic:
         """Return the topic of a new producer; it is made if it is not there and may be made so.
@@ -149,21 +139,18 @@ class Topics:
             Conflict: if there is such a topic.
             FrazilError: if the engine cannot make it.
         """
-        # Who goes while others are at it has begun nothing, and leaves nothing to do.
+        # A caller that goes while it waits has begun nothing.
         await self._making.acquire()
         await to_its_end(self._make_alone(name, is_reliable=is_reliable, partitions=partitions))
 
     async def _make_alone(self, name: str, *, is_reliable: bool, partitions: int) -> None:
         """Make a topic while the lock is held, which is released at the end."""
         try:
-            names = [part_name(name, index) for index in range(partitions)] or [name]
-            await self._check_place(name, names[0])
-            self._half_made = frozenset(() if is_reliable else names)
+            await self._check_place(name, part_name(name, 0) if partitions else name)
             await asyncio.to_thread(
                 self._make, name, is_reliable=is_reliable, partitions=partitions
             )
         finally:
-            self._half_made = frozenset()
             self._making.release()
 
     async def _check_place(self, name: str, first: str) -> None:
@@ -183,7 +170,7 @@ class Topics:
             raise Refused(status("name_clash", topic=name, other=part))
 
     def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
-        """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_load` ends."""
+        """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_complete` ends."""
         states = self._engine.states
         if self._uid_of(name) is not None:
             raise Conflict("topic exists", topic=name)
@@ -196,7 +183,6 @@ class Topics:
                 uid = self._uid_of(name)
                 assert uid is not None
                 states.put(StateTag.POLICY, UNRELIABLE + uid, b"1")
-                self._unreliable.add(uid)
         finally:
             if not is_reliable:
                 states.delete(StateTag.POLICY, UNRELIABLE_MAKING + name)
@@ -221,8 +207,7 @@ class Topics:
 
     async def forget(self, uid: str) -> None:
         """Remove what is stored about a topic that was deleted."""
-        if uid in self._unreliable:
-            self._unreliable.discard(uid)
+        if (StateTag.POLICY, UNRELIABLE + uid) in self._engine.log.journal.state.values:
             await asyncio.to_thread(self._engine.states.delete, StateTag.POLICY, UNRELIABLE + uid)
 
     def _uid_of(self, name: str) -> str | None:
