@@ -66,31 +66,20 @@ class Deliveries:
         self._is_closed = False
         self._past = Counts()
         """What those did that are gone."""
-        self._decoded_past = 0
 
     @property
     def subscriptions(self) -> list[Subscription]:
         """Return those that are open."""
         return [each for each in self._open.values() if each.end_error is None]
 
-    @property
-    def decoded(self) -> int:
-        """How many records were decoded for subscriptions."""
-        return self._decoded_past + sum(feed.decoded for feed in self._feeds.values())
-
-    @property
-    def cache_bytes(self) -> int:
-        """How many bytes of decoded records are kept."""
-        return self._cache.size_bytes
-
     def facts(self) -> dict[str, Any]:
         """Return what is counted of all open subscriptions, for metrics; on the loop's thread."""
         some = self.subscriptions
         statuses = [each.status() for each in some]
-        totals = dict.fromkeys(Counts.__struct_fields__, 0)
-        for each in (*(one.counts for one in some), self._past):
-            for name in totals:
-                totals[name] += getattr(each, name)
+        counts = [*(each.counts for each in some), self._past]
+        totals = {
+            name: sum(getattr(each, name) for each in counts) for name in Counts.__struct_fields__
+        }
         of_all = Lags(self._engine)
         lags = [
             of_all.records(each.feed.runtime, status.cursor)[0]
@@ -106,8 +95,8 @@ class Deliveries:
             "lag_records": sum(lags),
             "paused": sum(status.paused is not None for status in statuses),
             "damaged": sum(each.damage is not None for each in some),
-            "decoded": self.decoded,
-            "cache_bytes": self.cache_bytes,
+            "decoded": self._cache.decoded,
+            "cache_bytes": self._cache.size_bytes,
         }
 
     def find(self, topic: str, name: str) -> Subscription | None:
@@ -195,7 +184,17 @@ class Deliveries:
             if found is not None:
                 found.end(NotFound("subscription was removed", topic=topic, subscription=name))
                 self._forget(topic, name)
-            await asyncio.to_thread(self._forget_settings, runtime, name)
+            uid = topic_uid(runtime.state.spec)
+            # Parts have one setting for all of them: it goes with the last.
+            if not self.is_used(uid, name):
+                await asyncio.to_thread(self._settings.delete, uid, name)
+
+    def is_used(self, uid: str, name: str) -> bool:
+        """Return whether a topic, or a part of one, has a subscription of this name."""
+        return any(
+            name in runtime.state.cursors and topic_uid(runtime.state.spec) == uid
+            for runtime in self._engine.runtimes
+        )
 
     def configure(self, topic: str, name: str) -> None:
         """Let an open subscription take its settings as they are now."""
@@ -228,10 +227,7 @@ class Deliveries:
 
     def _changing(self, topic: str, name: str) -> asyncio.Lock:
         """Return the lock under which a subscription is opened, moved or removed."""
-        lock = self._locks.get((topic, name))
-        if lock is None:
-            lock = self._locks[topic, name] = asyncio.Lock()
-        return lock
+        return self._locks.setdefault((topic, name), asyncio.Lock())
 
     async def _rest(self, found: Subscription) -> None:
         """Stop a subscription for a change.
@@ -263,7 +259,7 @@ class Deliveries:
         uid = topic_uid(runtime.state.spec)
         before = self._settings.find(uid, name)
         stored = self._settings.get(uid, name)
-        if stored.kind is None or not self._has_parts_with(runtime, name):
+        if stored.kind is None or not self.is_used(uid, name):
             # The settings first: a subscription without its type would come back as another one.
             stored = self._settings.change(uid, name, kind=kind)
         try:
@@ -273,20 +269,6 @@ class Deliveries:
                 self._settings.delete(uid, name)
             raise
         return stored
-
-    def _forget_settings(self, runtime: TopicRuntime, name: str) -> None:
-        # Parts have one setting for all of them: it goes with the last.
-        if not self._has_parts_with(runtime, name):
-            self._settings.delete(topic_uid(runtime.state.spec), name)
-
-    def _has_parts_with(self, runtime: TopicRuntime, name: str) -> bool:
-        """Tell whether another part of the same topic has a subscription of this name."""
-        part_of = runtime.state.spec.part_of
-        return bool(part_of) and any(
-            other is not runtime and name in other.state.cursors
-            for other in self._engine.runtimes
-            if other.state.spec.part_of == part_of
-        )
 
     def _place(self, runtime: TopicRuntime, name: str, to: Start) -> int:
         reset = partial(self._engine.cursors.reset, runtime.name, name)
@@ -340,8 +322,7 @@ class Deliveries:
 
     def _forget_feed(self, feed: TopicFeed) -> None:
         feed.close()
-        if self._feeds.pop(feed.runtime.state.id, None) is not None:
-            self._decoded_past += feed.decoded
+        self._feeds.pop(feed.runtime.state.id, None)
 
     def _forget(self, topic: str, name: str) -> None:
         found = self._open.pop((topic, name), None)

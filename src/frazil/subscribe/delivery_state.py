@@ -90,6 +90,17 @@ class Member(msgspec.Struct, eq=False):
     ready: list[int] = []
     new: list[int] = []
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the stream takes another record."""
+        return self.messages > 0 and self.size_bytes > 0
+
+    def take(self, record: DeliveryRecord) -> None:
+        """Use up room for a record that goes out."""
+        record.state = State.IN_FLIGHT
+        self.messages -= 1
+        self.size_bytes -= record.size
+
 
 class Change(msgspec.Struct, eq=False):
     """A change of the durable state: the caller journals it, then calls `confirmed` or `failed`.
@@ -146,6 +157,10 @@ class DeliveryRecord(msgspec.Struct, eq=False):
     counting: Change | None = None
     cause: Cause = Cause.ACK
     reason: str = ""
+
+    def is_special(self, now_ms: int, attempts_max: int) -> bool:
+        """Whether it failed or waits since before a restart, so that it cannot simply go out."""
+        return self.due_ms > now_ms or self.attempt > attempts_max
 
 
 class Deliver(NamedTuple):

@@ -201,9 +201,8 @@ class Dispatch:
         member = self._members.get(consumer_id)
         if member is None:
             return False
-        was_full = member.messages <= 0 or member.size_bytes <= 0
-        member.messages = messages
-        member.size_bytes = size_bytes
+        was_full = not member.has_room
+        member.messages, member.size_bytes = messages, size_bytes
         return was_full
 
     # -- records ---------------------------------------------------------------------------------
@@ -230,6 +229,7 @@ class Dispatch:
         if is_blocked or (self._unacked and self._is_cursor_full) or min(self._window()) <= 0:
             return False
         for member in self._members.values():
+            # Not by a property: this is looked at with each publish.
             if member.messages > 0 and member.size_bytes > 0:
                 return True
         return False

@@ -139,6 +139,8 @@ class FeedCache:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.size_bytes = 0
+        self.decoded = 0
+        """How many records were decoded; with n subscriptions at the head still one per record."""
         self._chunks: OrderedDict[Chunk, TopicFeed] = OrderedDict()
 
     def add(self, chunk: Chunk, feed: TopicFeed) -> None:
@@ -193,8 +195,6 @@ class TopicFeed:
         runtime.state.followers += (self,)
         self.head = self._visible = runtime.state.durable
         """The offset after the last record whose publisher was answered."""
-        self.decoded = 0
-        """How many records were decoded; with n subscriptions at the head still one per record."""
 
     # -- live records, on the journal's thread ---------------------------------------------------
 
@@ -394,7 +394,7 @@ class TopicFeed:
             done(found)
 
     def _add(self, chunk: Chunk) -> None:
-        self.decoded += len(chunk.records)
+        self._cache.decoded += len(chunk.records)
         if self._is_closed:
             return
         old = self._chunks.get(chunk.offset)

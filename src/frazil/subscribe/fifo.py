@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
 
-__all__ = ["FifoDispatcher", "Hands", "room_of"]
+__all__ = ["FifoDispatcher", "Hands", "first_ready", "room_of"]
 
 Hands = list[tuple[Member, list[DeliveryRecord]]]
 """Records to deliver, by consumer."""
@@ -18,7 +18,20 @@ HELD, IN_FLIGHT, READY, READING = State.HELD, State.IN_FLIGHT, State.READY, Stat
 
 def room_of(members: Iterable[Member]) -> int:
     """Return how many more messages consumers take."""
-    return sum(each.messages for each in members if each.messages > 0 and each.size_bytes > 0)
+    return sum(each.messages for each in members if each.has_room)
+
+
+def first_ready(ready: list[int], records: dict[int, DeliveryRecord]) -> DeliveryRecord | None:
+    """Return the READY record of the lowest offset in a heap, None if there is none.
+
+    Stale entries are dropped: a record was acked meanwhile, or is queued twice.
+    """
+    while ready:
+        record = records.get(ready[0])
+        if record is not None and record.state is READY and record.settling is None:
+            return record
+        heapq.heappop(ready)
+    return None
 
 
 class FifoDispatcher:
@@ -87,12 +100,7 @@ class FifoDispatcher:
         Unless the subscription is Shared, nothing overtakes a record that is being read.
         """
         ready, hands = self.ready, dict[Member, list[DeliveryRecord]]()
-        while ready:
-            record = self._records.get(ready[0])
-            # An entry may be stale: the record was acked meanwhile, or is queued twice.
-            if record is None or record.state is not READY or record.settling is not None:
-                heapq.heappop(ready)
-                continue
+        while (record := first_ready(ready, self._records)) is not None:
             if record.value is None:
                 members = self._members if self._is_shared else self._members[:1]
                 if len(reading) >= room_of(members):
@@ -103,9 +111,7 @@ class FifoDispatcher:
                 member = None if reading and not self._is_shared else self._next()
                 if member is None:
                     break
-                member.messages -= 1
-                member.size_bytes -= record.size
-                record.state = IN_FLIGHT
+                member.take(record)
                 hands.setdefault(member, []).append(record)
             heapq.heappop(ready)
         return list(hands.items())
@@ -129,9 +135,7 @@ class FifoDispatcher:
             if (
                 record.settling is not None
                 or record.value is None
-                or (
-                    record.attempt > 1 and (record.due_ms > now_ms or record.attempt > attempts_max)
-                )
+                or (record.attempt > 1 and record.is_special(now_ms, attempts_max))
             ):
                 special = queue.popleft()
                 break
@@ -155,12 +159,10 @@ class FifoDispatcher:
         """Return the next consumer in turn that has room."""
         members = self._members
         if not self._is_shared:
-            if members and members[0].messages > 0 and members[0].size_bytes > 0:
-                return members[0]
-            return None
+            return members[0] if members and members[0].has_room else None
         for _ in members:
             member = members[self._turn]
             self._turn = (self._turn + 1) % len(members)
-            if member.messages > 0 and member.size_bytes > 0:
+            if member.has_room:
                 return member
         return None

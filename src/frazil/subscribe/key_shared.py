@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
-from frazil.subscribe.fifo import room_of
+from frazil.subscribe.fifo import first_ready, room_of
 
 if TYPE_CHECKING:
     from frazil.subscribe.fifo import Hands
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyOwners", "KeySharedDispatcher", "key_filter"]
 
-HELD, IN_FLIGHT, READY, PASSED = State.HELD, State.IN_FLIGHT, State.READY, State.PASSED
+HELD, READY, PASSED = State.HELD, State.READY, State.PASSED
 
 
 class KeySharedDispatcher:
@@ -124,22 +124,19 @@ class KeySharedDispatcher:
         hands: Hands = []
         for member in self._members.values():
             hand: list[DeliveryRecord] = []
-            while member.ready and member.messages > 0 and member.size_bytes > 0:
-                record = self._records.get(member.ready[0])
-                if record is None or record.state is not READY or record.settling is not None:
-                    heapq.heappop(member.ready)
-                elif record.value is None:
-                    if len(reading) >= room_of(self._members.values()):
-                        break
-                    heapq.heappop(member.ready)
+            while member.has_room:
+                record = first_ready(member.ready, self._records)
+                if record is None:
+                    break
+                if record.value is not None:
+                    member.take(record)
+                    hand.append(record)
+                elif len(reading) < room_of(self._members.values()):
                     record.state = State.READING
                     reading[record.offset] = record
                 else:
-                    heapq.heappop(member.ready)
-                    record.state = IN_FLIGHT
-                    member.messages -= 1
-                    member.size_bytes -= record.size
-                    hand.append(record)
+                    break
+                heapq.heappop(member.ready)
             if hand:
                 hands.append((member, hand))
         return hands
@@ -156,7 +153,7 @@ class KeySharedDispatcher:
         heads = [
             (member.new[0], at, member)
             for at, member in enumerate(self._members.values())
-            if member.new and member.messages > 0 and member.size_bytes > 0
+            if member.new and member.has_room
         ]
         heapq.heapify(heads)
         special = None
@@ -169,27 +166,22 @@ class KeySharedDispatcher:
                 if (
                     record.settling is not None
                     or record.value is None
-                    or (
-                        record.attempt > 1
-                        and (record.due_ms > now_ms or record.attempt > attempts_max)
-                    )
+                    or (record.attempt > 1 and record.is_special(now_ms, attempts_max))
                 ):
                     special = record
                     break
-                record.state = IN_FLIGHT
                 messages -= 1
                 size_bytes -= record.size
-                member.messages -= 1
-                member.size_bytes -= record.size
+                member.take(record)
                 hands.setdefault(member, []).append(record)
-            if member.new and member.messages > 0 and member.size_bytes > 0:
+            if member.new and member.has_room:
                 heapq.heapreplace(heads, (member.new[0], at, member))
             else:
                 heapq.heappop(heads)
         return list(hands.items()), special
 
     def _is_next(self, record: DeliveryRecord) -> bool:
-        """Whether a queued offset is still the first of its key and not delivered."""
+        """Return whether a queued offset is still the first of its key and not delivered."""
         return record.state is HELD and self.waiting[record.key][0] is record
 
     def skip(self, now_ms: int) -> list[DeliveryRecord]:

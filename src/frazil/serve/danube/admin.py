@@ -299,17 +299,9 @@ class Admin:
             services.unreliable.drop(topic.name, name)
             services.consumers.forget_subscription(topic.name, name)
         for uid in {_uid_of(topic) for topic in topics}:
-            if not self._is_left(uid, name):
+            if not services.deliveries.is_used(uid, name):
                 await asyncio.to_thread(self._settings.delete, uid, name)
         return wire.SubscriptionResponse(success=True)
-
-    def _is_left(self, uid: str, name: str) -> bool:
-        """Return whether another part of a topic has the subscription, and needs its settings."""
-        engine = self._engine
-        return any(
-            topic_uid(runtime.state.spec) == uid and name in engine.cursors.names(runtime.name)
-            for runtime in engine.runtimes
-        )
 
     async def _set_policy(
         self, request: wire.SetSubscriptionFailurePolicyRequest
