@@ -39,7 +39,7 @@ def test_the_plain_mutator_finds_nothing_either(name):
 
 
 def test_the_plain_mutator_finds_a_bug():
-    """A decoder that trips over one byte is caught, and the input is told."""
+    """A decoder that trips over one byte is caught, and the error has the input."""
 
     def fragile(data):
         if b"\xff\xff" in data:

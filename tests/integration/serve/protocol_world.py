@@ -70,8 +70,8 @@ class ServeProcess:
         places = [word for name, port in zip(names, ports, strict=True) for word in (name, port)]
         command = [sys.executable, "-c", FEW_COMMAND, json.dumps(FEW), "serve"]
         command += ["--data", directory / "data", *places, *given, "--output", "json"]
-        self.told = directory / "stderr"
-        with self.told.open("ab") as errors:
+        self.errors = directory / "stderr"
+        with self.errors.open("ab") as errors:
             self.process = subprocess.Popen(
                 [str(word) for word in command],
                 stdout=subprocess.PIPE,
@@ -80,7 +80,7 @@ class ServeProcess:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         line = self.process.stdout.readline()
-        assert line.startswith(READY), (line, self.told.read_text())
+        assert line.startswith(READY), (line, self.errors.read_text())
         self.facts = json.loads(line)
         self.url = self.facts["url"]
 
@@ -97,7 +97,7 @@ class ServeProcess:
         return self.wait()
 
     def wait(self):
-        """Return the exit code of a process that was told to end."""
+        """Wait for the end; return the exit code."""
         code = self.process.wait(SECONDS_MAX)
         self.process.stdout.close()
         return code
@@ -362,7 +362,7 @@ class Scene:
         return wire.HealthCheckRequest(request_id=ASKED, client=client, id=identity)
 
     def is_closed(self, client, identity):
-        """Tell whether a client is told to come again."""
+        """Return whether a health check answers CLOSE."""
         return self.ask("HealthCheck.HealthCheck", self.health(client, identity)).status == 1
 
     # -- schemas

@@ -52,7 +52,7 @@ principals:
 
 
 def with_access(tmp_path, access=ACCESS):
-    """Return the settings of a broker that asks who calls."""
+    """Return the settings of a broker with authentication."""
     paths = {}
     for name, text in (("access.yaml", access), ("secrets", SECRET)):
         path = tmp_path / name

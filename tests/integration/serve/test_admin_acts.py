@@ -98,7 +98,7 @@ class Port:
         return "OK"
 
 
-def told(caplog):
+def acts(caplog):
     """Return the facts of the acts so far; the address is that of this machine, whatever port."""
     found = [each.facts for each in caplog.records if each.message == "admin_act"]
     assert all(each["peer"].startswith("127.0.0.1") for each in found)
@@ -117,7 +117,7 @@ def play(path, caplog, scene, **options):
         asyncio.run(main())
 
 
-def test_every_act_is_told_once_with_who_did_it(tmp_path, caplog):
+def test_every_act_is_one_event_with_its_principal(tmp_path, caplog):
     """Each call that changes something has its event; no secret is in any event of the broker."""
     access = ACCESS.replace("admin: [{actions: [admin]", "admin: [{actions: [admin, produce]")
     assert access != ACCESS
@@ -127,7 +127,7 @@ def test_every_act_is_told_once_with_who_did_it(tmp_path, caplog):
         statuses = [await port.ask(path, request) for path, request, _ in ACTS]
         # The one that a topic needs cannot be deleted.
         assert [status for status in statuses if status != "OK"] == ["FAILED_PRECONDITION"]
-        assert told(caplog) == [
+        assert acts(caplog) == [
             {"path": path, "principal": "user:admin", **names, "status": status}
             for (path, _, names), status in zip(ACTS, statuses, strict=True)
         ]
@@ -146,7 +146,7 @@ def test_no_call_that_changes_something_is_left_out():
 
 
 def test_reads_and_calls_that_are_denied_are_no_acts(tmp_path, caplog):
-    """A read leaves no event; who may not is told by the guard, with the name."""
+    """A read leaves no event; the guard's event of a denied call has the principal."""
 
     async def scene(_world, channel):
         await asyncio.to_thread(_world.broker.engine.create_topic, "orders")
@@ -166,13 +166,13 @@ def test_reads_and_calls_that_are_denied_are_no_acts(tmp_path, caplog):
     play(tmp_path, caplog, scene, access=ACCESS)
 
 
-def test_without_authentication_anonymous_acts_are_told_with_their_statuses(tmp_path, caplog):
-    """What was refused is told as what it was, too."""
+def test_without_authentication_anonymous_acts_have_their_statuses(tmp_path, caplog):
+    """The event of a refused call has its status."""
 
     async def scene(_world, channel):
         path, request = f"{TOPIC_ADMIN}DeleteTopic", admin.TopicRequest(name=TOPIC)
         assert await Port(channel).ask(path, request) == "NOT_FOUND"
-        [found] = told(caplog)
+        [found] = acts(caplog)
         assert found == {
             "path": path,
             "principal": "anonymous",
@@ -184,7 +184,7 @@ def test_without_authentication_anonymous_acts_are_told_with_their_statuses(tmp_
 
 
 def test_commands_beside_a_broker_are_acts(tmp_path, caplog):
-    """Those about subscriptions and objects come over the HTTP port, and are told with it."""
+    """Those about subscriptions and objects come over the HTTP port, and their events name it."""
 
     async def scene(world, _channel):
         await asyncio.to_thread(world.broker.engine.create_topic, "orders")
@@ -203,7 +203,7 @@ def test_commands_beside_a_broker_are_acts(tmp_path, caplog):
             await world.post(call, subject="admin")
         who = {"path": "/admin/subscriptions", "principal": "user:admin"}
         subscription = {"topic": "orders", "subscription": "s"}
-        assert told(caplog) == [
+        assert acts(caplog) == [
             {**who, "call": "create", **subscription, "status": "OK"},
             {**who, "call": "policy", **subscription, "status": "OK"},
             {**who, "call": "reset", **subscription, "status": "OK"},

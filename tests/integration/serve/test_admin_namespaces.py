@@ -80,7 +80,7 @@ def test_namespaces_of_topics_that_nobody_asked_for_exist(tmp_path):
 
 
 def test_topics_are_made_where_one_is(tmp_path):
-    """What is told to exist exists: a namespace with a program's topic takes those of clients."""
+    """A namespace with a program's topic takes topics of clients."""
 
     async def scene(admin):
         before = await admin.refused("CreateTopic", new("/own/t"))

@@ -20,7 +20,7 @@ def test_a_backup_needs_an_administrator(tmp_path):
         status, _answer = await world.post({"call": "backup"})
         assert status == 401
         status, answer = await world.post({"call": "backup"}, subject="admin")
-        # It is let in, and told that this broker has no store.
+        # The call is allowed; this broker has no store.
         assert (status, answer["error"]["code"]) == (400, "invalid")
         assert "objects.store" in answer["error"]["message"]
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 WAIT_S = 60
 ELSEWHERE = "127.0.0.2"
-"""Another address of this machine, for those who are not the client."""
+"""Another address of this machine, for other clients."""
 TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(range(189))
 GARBAGE = {
     "nothing": b"",

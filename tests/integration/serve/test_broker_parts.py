@@ -91,7 +91,7 @@ def test_a_connection_has_room_for_ten_thousand_streams_and_for_calls_beside_the
 
 
 def test_addresses_are_taken_or_named():
-    """A free port is found for 0, a taken one and an unknown host are told with the setting."""
+    """Port 0 becomes a free port; errors of a taken port and an unknown host name the setting."""
     with bind("127.0.0.1", 0, setting="serve.port") as first:
         port = address_of(first).port
         assert port > 0
@@ -104,7 +104,7 @@ def test_addresses_are_taken_or_named():
     assert Address("127.0.0.1", 5).url(tls=False) == "http://127.0.0.1:5"
 
 
-def test_the_lake_is_told_once(tmp_path):
+def test_news_of_the_lake_are_reported_once(tmp_path):
     """Its start, and the first rows of a table, are one line each; without tables there is none."""
     with frazil.open(tmp_path, **SETTINGS) as db:
         db.lake.by_itself = False

@@ -1,4 +1,4 @@
-"""What a broker says of itself, and does at once when it is told who may do what."""
+"""A broker's health after a failed journal, and its streams after a change of the roles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callers that go before they are answered: what was begun is ended, and nothing is told as a bug."""
+"""Callers that go before they are answered: what was begun is finished, and nothing is reported as a bug."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ async def ask_and_go(work):
     await asyncio.gather(call, return_exceptions=True)
 
 
-async def told_of(calls):
-    """Return what the loop is told of errors, while the work of each call comes to its end."""
-    told = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context))
+async def errors_of(calls):
+    """Return the errors that the loop reports until the work of each call has ended."""
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
     before = asyncio.all_tasks()
     for call in calls:
         await ask_and_go(call)
@@ -39,7 +39,7 @@ async def told_of(calls):
             await asyncio.wait(left)
     gc.collect()
     await asyncio.sleep(0)
-    return told
+    return errors
 
 
 def test_a_topic_that_waits_for_its_turn_is_not_made_for_who_has_gone(tmp_path):
@@ -76,7 +76,7 @@ def test_a_topic_that_waits_for_its_turn_is_not_made_for_who_has_gone(tmp_path):
     )
 
 
-def test_refusals_that_nobody_waits_for_are_not_told(tmp_path):
+def test_refusals_without_a_caller_are_not_reported(tmp_path):
     """A missing namespace and a topic that is full, of producers and consumers that are gone."""
 
     async def scene(admin):
@@ -86,7 +86,7 @@ def test_refusals_that_nobody_waits_for_are_not_told(tmp_path):
         exclusive = ConsumerRequest(
             topic_name="/default/t", subscription="s", consumer_name="b"
         ).SerializeToString()
-        found = await told_of(
+        found = await errors_of(
             [
                 *(topics.for_producer("/nope/x", is_reliable=True) for _ in range(20)),
                 *(consumers.subscribe(None, exclusive) for _ in range(20)),

@@ -148,7 +148,7 @@ def shell_queued(world):
 
 
 def test_a_stopped_client_leaves_grpc_no_error(tmp_path):
-    """A stream that its client cancels is cancelled on its side, and nothing is told twice."""
+    """A stream that its client cancels is cancelled on its side, without an error of a handler."""
 
     async def scene(world, caller):
         consumer = (await caller.subscribe()).consumer_id

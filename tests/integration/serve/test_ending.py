@@ -63,7 +63,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path, first, later):
 
 
 def test_sigterm_sets_the_time_for_draining_and_closing(tmp_path):
-    """A disk that never answers ends the process after both times, told with their sum."""
+    """With a disk that never answers the process ends after both times; the log has their sum."""
     done = run_hanging(tmp_path, signal.SIGTERM, drain_s="0.3", close_s="0.4")
     assert done.returncode == 5, done.stderr
     assert "broker_ended_late" in done.stderr

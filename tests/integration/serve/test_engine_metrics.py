@@ -95,10 +95,10 @@ def test_every_metric_has_a_value_and_none_has_what_users_wrote(tmp_path):
     assert found["frazil_objects_lag_records"] == [({}, float(lag))]
     assert found["frazil_objects_topics"] == [({"state": "running"}, 1.0)]
     assert found["frazil_health"][0] == ({"state": "ok"}, 1.0)
-    told = stats["latencies"]
+    latencies = stats["latencies"]
     for name, place, quantile in (("log_ack", "ack", "p50"), ("query", "query", "p99")):
         seconds = found[f"frazil_{name}_seconds"][quantile == "p99"][1]
-        assert 0 < seconds == pytest.approx(told[place][f"{quantile}_us"] / 1e6)
+        assert 0 < seconds == pytest.approx(latencies[place][f"{quantile}_us"] / 1e6)
     assert found["frazil_signals_total"] == [({"signal": "age"}, 4.0)]
 
 

@@ -77,7 +77,7 @@ def pouring(world, name):
     flood = FLOODS[name](clients[0])
     for client in clients:
         client.socket.settimeout(1.0)
-        # Whoever is cut off, or no longer read from, cannot send the rest.
+        # A client that is cut off, or no longer read from, cannot send the rest.
         with contextlib.suppress(OSError):
             client.send(flood)
     try:

@@ -82,7 +82,7 @@ def test_thousands_of_calls_at_once_get_their_own_answers(channel):
 
 
 def test_answers_of_one_turn_leave_in_one_write_a_connection(world):
-    """Whoever answers a group of calls of several connections causes one write for each."""
+    """Answers to calls of several connections are one write a connection."""
     with world.channel() as first, world.channel() as second:
         holds = [channel.unary_unary("/t.T/Hold") for channel in (first, second)]
         calls = [holds[number % 2].future(b"", timeout=60) for number in range(64)]
@@ -128,7 +128,7 @@ def test_a_stream_arrives_in_order(channel):
     assert numbers == list(range(1, 8_001))
 
 
-def test_a_cancelled_stream_is_told_to_its_handler(channel, world):
+def test_a_cancelled_stream_notifies_its_handler(channel, world):
     """A consumer that goes away stops its stream."""
     call = channel.unary_stream("/t.T/Feed")(b"", timeout=60)
     assert int(next(call)[:10]) == 1

@@ -19,6 +19,7 @@ from frazil.serve.http import (
     BODY_BYTES_MAX,
     HttpLimits,
     HttpServer,
+    Stage,
     health_route,
     page_route,
     read_json,
@@ -255,7 +256,9 @@ def test_a_client_that_is_being_answered_is_not_cut_off():
         waiting = [await world.connect() for _ in range(2)]
         for _, writer in waiting:
             writer.write(GET.replace(b"healthz", b"held"))
-        await until(lambda: sum(each.has_asked for each in world.server.connections) == 2)
+        await until(
+            lambda: sum(each.stage is Stage.WAITS for each in world.server.connections) == 2
+        )
         assert await world.raw(GET) == b""
         assert world.server.refusals == 1
         world.may_answer.set()

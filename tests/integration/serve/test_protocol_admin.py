@@ -361,7 +361,7 @@ NAMESPACES = [
 
 def is_this_broker(scene, found):
     """One broker, which leads itself, with the addresses that it printed."""
-    told = scene.wire.process.facts
+    printed = scene.wire.process.facts
     return [
         (
             each.broker_id,
@@ -375,10 +375,10 @@ def is_this_broker(scene, found):
     ] == [
         (
             broker_id(scene),
-            told["advertised_url"],
+            printed["advertised_url"],
             "Cluster_Leader",
-            told["admin_url"],
-            told["http_url"],
+            printed["admin_url"],
+            printed["http_url"],
             "active",
         )
     ]

@@ -169,7 +169,7 @@ def test_a_name_of_another_kind_is_somebody_else(broker, kind):
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_a_good_token_is_taken(broker, scheme):
-    """The scheme may be written either way; whoever may do all is served on both ports."""
+    """The scheme may be written either way; a principal with all grants is served on both ports."""
     metadata = bearing(token("all"), scheme=scheme)
     for port in Port:
         found = broker.status(

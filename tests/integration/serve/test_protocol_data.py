@@ -432,7 +432,7 @@ PRODUCING = [
 ]
 
 
-def is_told(status):
+def reports(status):
     return Gives(status=status)
 
 
@@ -442,24 +442,24 @@ HEALTHS = [
         HEALTH,
         "producer",
         lambda s: s.health(PRODUCER, s.has_producer()),
-        is_told(WELL),
+        reports(WELL),
     ),
     Row(
         "1.2",
         HEALTH,
         "consumer before its stream",
         lambda s: s.health(CONSUMER, s.has_consumer()),
-        is_told(WELL),
+        reports(WELL),
     ),
     Row(
         "1.2",
         HEALTH,
         "consumer with a stream",
         lambda s: after(s.has_consumer(), s.stream(), s.health(CONSUMER, s.consumer_id)),
-        is_told(WELL),
+        reports(WELL),
     ),
     *(
-        Row("1.2", HEALTH, f"unknown {who}", lambda s, c=c: s.health(c, UNKNOWN_ID), is_told(CLOSE))
+        Row("1.2", HEALTH, f"unknown {who}", lambda s, c=c: s.health(c, UNKNOWN_ID), reports(CLOSE))
         for who, c in (("producer", PRODUCER), ("consumer", CONSUMER))
     ),
     Row(
@@ -467,7 +467,7 @@ HEALTHS = [
         HEALTH,
         "producer of a topic that is gone",
         lambda s: after(s.has_producer(), s.deleted(), s.health(PRODUCER, s.producer_id)),
-        is_told(CLOSE),
+        reports(CLOSE),
     ),
     Row(
         "1.2",
@@ -478,7 +478,7 @@ HEALTHS = [
             s.ask("TopicAdmin.UnloadTopic", admin.TopicRequest(name=s.topic)),
             s.health(PRODUCER, s.producer_id),
         ),
-        is_told(CLOSE),
+        reports(CLOSE),
     ),
     Row(
         "1.2",
@@ -490,7 +490,7 @@ HEALTHS = [
             wait_until(lambda: s.is_closed(CONSUMER, s.consumer_id)),
             s.health(CONSUMER, s.consumer_id),
         ),
-        is_told(CLOSE),
+        reports(CLOSE),
     ),
     Row(
         "1.2",

@@ -46,7 +46,7 @@ TYPES = {
     "protobuf": ("protobuf", PROTO, "sha256:"),
     "proto": ("protobuf", PROTO, "sha256:"),
 }
-"""By the name or alias that is asked for: the type that is told, a definition, its fingerprint."""
+"""By the name or alias that is asked for: the type in replies, a definition, its fingerprint."""
 
 
 def call(name):
@@ -76,7 +76,7 @@ def registered(version, *, is_new=True, fingerprint=is_print):
     )
 
 
-def told(version=1, *, kind="json_schema", data=OBJECT, mode="backward", mark=is_print):
+def described(version=1, *, kind="json_schema", data=OBJECT, mode="backward", mark=is_print):
     return Gives(
         schema_id=is_own_id,
         version=version,
@@ -218,7 +218,7 @@ READING = [
         lambda s: after(
             s.registered(OBJECT, MORE, **NOTES), schema.GetSchemaRequest(schema_id=s.schema_id)
         ),
-        told(2, data=MORE),
+        described(2, data=MORE),
     ),
     Row(
         "1.6",
@@ -228,7 +228,7 @@ READING = [
             s.registered(OBJECT, MORE, **NOTES),
             schema.GetSchemaRequest(schema_id=s.schema_id, version=1),
         ),
-        told(),
+        described(),
     ),
     Row(
         "1.6",
@@ -252,7 +252,7 @@ READING = [
             lambda s, name=name, data=data: after(
                 s.registered(data, kind=name, **NOTES), latest(s)
             ),
-            told(kind=kind, data=data, mark=is_print if mark == "sha256:" else mark),
+            described(kind=kind, data=data, mark=is_print if mark == "sha256:" else mark),
         )
         for name, (kind, data, mark) in TYPES.items()
     ),
@@ -262,7 +262,7 @@ READING = [
             call("GetLatestSchema"),
             f"mode {mode} in lower case",
             lambda s, mode=mode: after(s.registered(**NOTES), has_mode(s, mode.upper()), latest(s)),
-            told(mode=mode),
+            described(mode=mode),
         )
         for mode in ("none", "backward", "forward", "full")
     ),

@@ -165,7 +165,7 @@ def test_producers_stay_when_their_connection_goes(scene):
 
 
 def test_acks_are_for_single_records(scene):
-    """1.2: not cumulative, by whoever sends them; what was acked does not come again."""
+    """1.2: not cumulative, and any client may send them; what was acked does not come again."""
     scene.delivered(*(b"%d" % number for number in range(5)))
     for offset in (3, 1):
         scene.ask(ACK, scene.ack(offset))

@@ -202,8 +202,8 @@ def test_the_client_registers_reads_and_rules_schemas(protocol_broker):
         done, _ = await registry.set_compatibility_mode(subject, CompatibilityMode.NONE)
         assert done
         assert (await registered(cast, subject, other))[1] == identity
-        told = await registry.delete_schema_version(subject, 2)
-        assert told == (True, f"Deleted version 2 for subject {subject}")
+        answer = await registry.delete_schema_version(subject, 2)
+        assert answer == (True, f"Deleted version 2 for subject {subject}")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await registry.get_latest_schema("none-of-these")
         assert caught.value.code() is CODES.NOT_FOUND
@@ -222,8 +222,8 @@ def test_an_enforced_schema_refuses_what_does_not_fit(protocol_broker):
         reader = await cast.reader()
         config = await registry.get_topic_schema_config(cast.topic)
         assert (config.schema_subject, config.validation_policy) == (subject, "warn")
-        _, told = await registry.configure_topic_schema(cast.topic, subject, "enforce", True)
-        assert subject in told
+        _, text = await registry.configure_topic_schema(cast.topic, subject, "enforce", True)
+        assert subject in text
         await producer.send(b'{"n":1}')
         (message,) = await reader.take()
         assert (message.schema_id, message.schema_version) == (identity, 1)
@@ -233,8 +233,8 @@ def test_an_enforced_schema_refuses_what_does_not_fit(protocol_broker):
                 await sender.send(payload)
             assert caught.value.code() is CODES.PERMISSION_DENIED
             assert caught.value.details().startswith("Unable to publish the message: ")
-        told = await registry.update_topic_validation_policy(cast.topic, "none")
-        assert told == (True, "Validation policy updated to none")
+        answer = await registry.update_topic_validation_policy(cast.topic, "none")
+        assert answer == (True, "Validation policy updated to none")
         await plain.send(b"anything")
         assert await reader.payloads(1) == [b"anything"]
 

@@ -109,7 +109,7 @@ def test_producers_of_one_name_on_parts_of_a_topic_are_two(tmp_path):
 
 
 def test_producers_of_a_deleted_topic_are_unknown(tmp_path):
-    """Whoever deletes the topic, its producers are gone, also for a new topic of its name."""
+    """With the topic its producers are gone, also for a new topic of its name."""
 
     async def scene(w):
         identity = await w.create()

@@ -48,7 +48,7 @@ def run(path, scene):
 
 
 def test_registered_objects_are_listed_in_order(tmp_path):
-    """Each registered object is told once, with offsets, size, etag and time of its making."""
+    """Each registered object is listed once, with offsets, size, etag and creation time."""
     before = int(time.time())
 
     async def scene(db, ask):
@@ -67,7 +67,7 @@ def test_registered_objects_are_listed_in_order(tmp_path):
 
 
 def test_what_was_read_already_is_left_out(tmp_path):
-    """Objects whose end offset is above `after_offset` are told, and no others."""
+    """Objects whose end offset is above `after_offset` are listed, and no others."""
 
     async def scene(db, ask):
         upload(db, [5, 3, 2])
@@ -81,7 +81,7 @@ def test_what_was_read_already_is_left_out(tmp_path):
 
 
 def test_a_single_first_record_is_not_lost_to_who_has_read_nothing(tmp_path):
-    """A client that starts with 0 is told of the object that holds offset 0 alone."""
+    """The object that holds offset 0 alone is listed after offset 0."""
 
     async def scene(db, ask):
         upload(db, [1])

@@ -1,4 +1,4 @@
-"""`frazil serve` as a process: what it says, whom it serves, how signals end and change it."""
+"""`frazil serve` as a process: its output, its clients, and what signals do to it."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class Process:
     forks: Forks
 
     def __init__(self, command, tmp_path):
-        self.told = tmp_path / "output"
+        self.output = tmp_path / "output"
         before = self.text().count(READY)
-        self.pid = self.forks.start(self.told, [*command, "--output", "json"])
+        self.pid = self.forks.start(self.output, [*command, "--output", "json"])
         self._code = None
         wait_until(lambda: self.text().count(READY) > before or self.has_ended())
         assert not self.has_ended(), self.text()
@@ -87,7 +87,7 @@ class Process:
 
     def text(self):
         """Return what this broker and those before it have said."""
-        return self.told.read_text() if self.told.exists() else ""
+        return self.output.read_text() if self.output.exists() else ""
 
     def has_ended(self):
         if self._code is None:
@@ -98,7 +98,7 @@ class Process:
         os.kill(self.pid, number)
 
     def wait(self):
-        """Return the exit code of a process that was told to end."""
+        """Wait for the end; return the exit code."""
         wait_until(self.has_ended)
         return self._code
 
@@ -168,7 +168,7 @@ def test_the_greeting_can_be_pasted(tmp_path):
 
 
 def test_a_greeting_that_cannot_be_written_ends_nothing(tmp_path):
-    """On a full disk, or with nobody who reads it, the broker serves and stops in order."""
+    """On a full disk, or without a reader of its output, the broker serves and stops in order."""
     command = [*COMMAND, *words(tmp_path / "data"), "--http-port", str(http_port := free_port())]
     with open("/dev/full", "w", encoding="utf-8") as full:
         process = subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -176,10 +176,10 @@ def test_a_greeting_that_cannot_be_written_ends_nothing(tmp_path):
         wait_until(lambda: is_served(f"http://127.0.0.1:{http_port}/readyz"))
     finally:
         process.terminate()
-        _, told = process.communicate(timeout=SECONDS_MAX)
-    assert process.returncode == 0, told
-    assert "greeting_not_written" in told
-    assert "bug" not in told
+        _, output = process.communicate(timeout=SECONDS_MAX)
+    assert process.returncode == 0, output
+    assert "greeting_not_written" in output
+    assert "bug" not in output
 
 
 def is_served(url):
@@ -286,7 +286,7 @@ def silent_consumer(broker):
     return silent
 
 
-def test_the_end_waits_no_longer_than_it_was_told(tmp_path):
+def test_the_end_waits_no_longer_than_the_drain(tmp_path):
     """A client with an open stream, a full window and no mind to read does not keep the broker."""
     with serving(tmp_path, telemetry__log_level="info") as broker, silent_consumer(broker):
         begun = time.monotonic()
@@ -301,14 +301,14 @@ def test_the_end_waits_no_longer_than_it_was_told(tmp_path):
 
 
 def test_other_machines_need_a_flag_or_protection(tmp_path):
-    """An address beyond this machine is refused; with the flag it is used, and told."""
+    """An address beyond this machine is refused; with the flag it is used, with a warning."""
     done = run(*COMMAND, *words(tmp_path / "data", "--host", "0.0.0.0"))
     assert done.returncode == 2
     assert "needs TLS and authentication, or serve.insecure=true" in done.stderr
     with serving(tmp_path, "--host", "0.0.0.0", "--insecure") as broker:
-        told = broker.text()
+        output = broker.text()
         assert (
-            "insecure: 0.0.0.0 is reachable from elsewhere without TLS and authentication" in told
+            "insecure: 0.0.0.0 is reachable from elsewhere without TLS and authentication" in output
         )
         port = broker.facts["http_url"].rpartition(":")[2]
         assert page(f"http://127.0.0.1:{port}/readyz")[0] == 200
@@ -419,7 +419,7 @@ def test_sighup_changes_who_may_and_the_certificate(tmp_path):
         (tmp_path / "certificate.pem").write_text(RENEWED_CERTIFICATE)
         broker.signal(signal.SIGHUP)
         asyncio.run(until(lambda: presented(broker) == RENEWED_CERTIFICATE))
-        told = broker.text()
-        assert "certificate_replaced" in told
-        assert SECRET not in told
-        assert "not, what" not in told
+        output = broker.text()
+        assert "certificate_replaced" in output
+        assert SECRET not in output
+        assert "not, what" not in output

@@ -59,8 +59,8 @@ def test_events_are_objects_with_facts_and_no_secret(tmp_path):
         assert statuses == ["OK", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNAUTHENTICATED"]
         broker.signal(signal.SIGTERM)
         assert broker.wait() == 0
-        told = broker.text()
-    events = [json.loads(line) for line in told.splitlines()]
+        output = broker.text()
+    events = [json.loads(line) for line in output.splitlines()]
     by_name = {each["event"]: each for each in events}
     assert {"ready", "broker_ready", "broker_stopping", "broker_stopped"} <= set(by_name)
     assert all({"time", "level"} <= set(each) for each in events if each["event"] != "ready")
@@ -80,4 +80,4 @@ def test_events_are_objects_with_facts_and_no_secret(tmp_path):
     assert [each["event"] for each in events].count("call_unauthenticated") == 2
     hidden = [SECRET, "a-guess-of-a-secret"]
     hidden += [part for header in headers for part in header.split()[-1].split(".") if part]
-    assert not [each for each in hidden if each in told]
+    assert not [each for each in hidden if each in output]

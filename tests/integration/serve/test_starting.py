@@ -53,7 +53,7 @@ class Starting:
         self.tmp_path = tmp_path
         self.port, self.admin_port, self.http_port = ports or free_ports(3)
         self.gate = tmp_path / "gate"
-        self.told = tmp_path / "told"
+        self.output = tmp_path / "output"
         places = {
             "serve.port": self.port,
             "serve.admin_port": self.admin_port,
@@ -62,10 +62,10 @@ class Starting:
         pairs = {**SETTINGS, **places, **settings}
         given = [word for key, value in pairs.items() for word in ("--set", f"{key}={value}")]
         words = ["serve", "--data", str(tmp_path / "data"), *given, "--output", "json"]
-        with self.told.open("ab") as told:
+        with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SLOW_DISK, str(self.gate), *words],
-                stdout=told,
+                stdout=output,
                 stderr=subprocess.PIPE,
                 text=True,
                 env=environment(),
@@ -107,7 +107,7 @@ class Starting:
 
 @contextlib.contextmanager
 def starting(tmp_path, **settings):
-    """Run a broker on a directory with a topic; it recovers until it is told to go on."""
+    """Run a broker on a directory with a topic; it recovers until `go_on`."""
     with frazil.open(tmp_path / "data", **SETTINGS) as db:
         db.create_topic(TOPIC).append(b"kept")
     with contextlib.closing(Starting(tmp_path, **settings)) as broker:
@@ -170,18 +170,18 @@ def test_a_call_made_while_the_log_is_recovered_is_answered_then(tmp_path, tls):
                 assert broker.health("healthz")[0] == 200
                 assert broker.health("metrics") == (503, b"starting\n")
             assert not answer.done()
-            assert broker.told.read_text() == ""
+            assert broker.output.read_text() == ""
             broker.go_on()
             assert answer.result().request_id == 7
             assert tls or broker.health("metrics")[0] == 200
-        wait_until(broker.told.read_text)
-        assert f":{broker.port}" in broker.told.read_text()
+        wait_until(broker.output.read_text)
+        assert f":{broker.port}" in broker.output.read_text()
         broker.process.terminate()
         assert broker.end() == (0, "")
 
 
 def test_a_start_that_fails_leaves_no_port_and_nobody_waiting(tmp_path):
-    """Who waited is told by the end of the connection; the next one is refused."""
+    """A waiting connection ends; the next one is refused."""
     with starting(tmp_path) as broker:
         wait_until(broker.has_listened)
         with connect(broker.port) as waiting:
@@ -193,11 +193,11 @@ def test_a_start_that_fails_leaves_no_port_and_nobody_waiting(tmp_path):
                 assert waiting.recv(1) == b""
         assert not is_open(broker.port)
         assert not is_open(broker.admin_port)
-        assert broker.told.read_text() == ""
+        assert broker.output.read_text() == ""
 
 
 def test_a_second_process_is_refused_while_the_first_recovers(tmp_path):
-    """On the same ports and on others it is told the pid, and the first one goes on."""
+    """On the same ports and on others its error has the pid, and the first one goes on."""
     with starting(tmp_path) as broker:
         wait_until(broker.has_listened)
         for ports in (None, (broker.port, broker.admin_port, broker.http_port)):
@@ -211,7 +211,7 @@ def test_a_second_process_is_refused_while_the_first_recovers(tmp_path):
             assert answer.result().request_id == 7
 
 
-def test_a_taken_port_is_told_before_the_log_is_recovered(tmp_path):
+def test_a_taken_port_is_reported_before_the_log_is_recovered(tmp_path):
     """Nobody waits for a long recovery to hear that it was in vain."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -221,7 +221,7 @@ def test_a_taken_port_is_told_before_the_log_is_recovered(tmp_path):
     assert f"port={port} setting=serve.port" in errors
 
 
-def test_a_port_that_somebody_else_listens_on_meanwhile_is_told():
+def test_a_port_that_another_socket_listens_on_meanwhile_is_reported():
     """Two may have bound an address; the one that listens second says which setting to change."""
     with bind("127.0.0.1", 0, setting="serve.port") as first:
         port = first.getsockname()[1]

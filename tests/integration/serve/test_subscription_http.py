@@ -228,7 +228,7 @@ def test_metrics_are_for_who_has_any_grant(tmp_path):
 
 
 def test_what_a_browser_could_send_is_refused(tmp_path):
-    """Forms and plain texts of other sites are no JSON, and nobody is told that they may ask."""
+    """Forms and plain texts of other sites are no JSON, and no answer allows other origins."""
 
     async def work(world):
         await world.post({"call": "create", **named()})
@@ -251,8 +251,8 @@ def test_the_broker_says_beside_its_data_where_it_is(tmp_path):
 
     async def work(world):
         path = tmp_path / "data" / "run" / "broker.json"
-        told = json.loads(path.read_text())
-        assert told["http_url"] == world.url
+        written = json.loads(path.read_text())
+        assert written["http_url"] == world.url
         await world.broker.stop()
         assert not path.exists()
         with pytest.raises(httpx.ConnectError):

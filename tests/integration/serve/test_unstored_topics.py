@@ -1,4 +1,4 @@
-"""Topics without storage: nothing durable is promised about them, and what is live is told."""
+"""Topics without storage: nothing of them is durable; live subscriptions are listed."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_asyncio_leaves_nothing_durable_either(tmp_path):
 
 
 def test_live_subscriptions_are_listed_and_dropped_beside_the_broker(tmp_path):
-    """They are told as what they are; what needs storage is refused with the reason."""
+    """They are listed as not stored; what needs storage is refused with the reason."""
 
     async def work(world):
         url = world.broker.addresses.facts()["url"]
@@ -124,8 +124,8 @@ def test_live_subscriptions_are_listed_and_dropped_beside_the_broker(tmp_path):
             ({"call": "list", "topic": "orders"}, [("/default/orders", "z", True)]),
         ):
             status, found = await world.post(call)
-            told = [(each["topic"], each["name"], each["stored"]) for each in found["result"]]
-            assert (status, told) == (200, expected)
+            listed = [(each["topic"], each["name"], each["stored"]) for each in found["result"]]
+            assert (status, listed) == (200, expected)
         (facts,) = (await world.post({"call": "list", "topic": TOPIC}))[1]["result"]
         assert (facts["type"], facts["consumers"], facts["lag_records"]) == ("shared", ["c"], None)
         assert _row(facts) == (TOPIC, "s", "shared", 1, "", "", "", 0, "not stored")

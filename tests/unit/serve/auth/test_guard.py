@@ -293,7 +293,7 @@ def test_replaced_credentials_count_at_once():
 
 
 def test_the_caller_is_known_to_handlers():
-    """`principal_of` says who calls."""
+    """`principal_of` returns the caller's principal."""
     guard, clock = make_guard()
     call = FakeCall(SEND, send(), {"authorization": token("writer", clock)})
     assert guard.principal_of(call) == Principal("user", "writer")
@@ -370,7 +370,7 @@ def test_calls_together_are_free_only_without_authentication():
 
 
 def test_principals_behind_one_address_have_rates_of_their_own():
-    """Known callers count by name; whoever guesses counts for the address, and is slowed there."""
+    """Known callers count by name; a guess counts for the address, and is slowed there."""
     guard, clock = make_guard(rate_s=4)
     writer, reader = (token(name, clock) for name in ("writer", "reader"))
     assert ask(guard, SEND, send(), writer) is None

@@ -39,7 +39,7 @@ def test_a_key_ends():
 
 
 def test_the_hash_itself_is_no_key():
-    """Who reads the stored hash cannot call with it."""
+    """The stored hash is no credential."""
     for text in (KEY.digest, f"frazil_app-1_{KEY.digest}"):
         with pytest.raises(BadCredential):
             RING.verify(text, now_s=1.0)

@@ -26,7 +26,7 @@ CREATE = "/danube.ProducerService/CreateProducer"
 
 @pytest.fixture
 def log(monkeypatch):
-    """Everything that is told as an event, down to the least important."""
+    """All events, down to the least important."""
     stream = io.StringIO()
     monkeypatch.setattr(telemetry.LOGGER, "handlers", [])
     monkeypatch.setattr(telemetry.LOGGER, "propagate", False)
@@ -106,7 +106,7 @@ def test_files_that_others_can_use_are_refused(tmp_path, name, mode):
 
 
 def test_files_that_are_none_are_refused(tmp_path):
-    """A directory, nothing, too much and what is not text are told with the path."""
+    """Errors of a directory, an absent, a large and a binary file have the path."""
     large = private(tmp_path / "large", "x" * ((1 << 20) + 1))
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\xff")
@@ -126,7 +126,7 @@ def test_secrets_that_are_weak_or_too_many_are_refused(tmp_path, text):
         load_credentials(settings_of(tmp_path, secrets=text).auth)
 
 
-def test_what_others_can_reach_is_told(log):
+def test_an_exposed_address_is_reported(log):
     """Only an address beyond this machine without TLS or authentication is, with what it lacks."""
     open_to_all = {"serve.host": "0.0.0.0", "serve.insecure": True}
     found = announce_exposure(load_settings(environment={}, overrides=open_to_all))

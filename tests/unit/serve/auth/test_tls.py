@@ -100,7 +100,7 @@ def test_a_file_that_is_no_certificate_is_refused_without_its_text(settings, tmp
 
 
 def test_absent_files_are_refused(settings, tmp_path):
-    """A missing key or certificate is told with its path."""
+    """The error of a missing key or certificate has its path."""
     (tmp_path / "certificate.pem").unlink()
     with pytest.raises(InvalidRequest, match="certificate cannot be used"):
         server_context(settings, protocols=["h2"])
@@ -110,7 +110,7 @@ def test_absent_files_are_refused(settings, tmp_path):
 
 
 def test_a_renewed_certificate_that_is_broken_leaves_the_old_one(settings, tmp_path):
-    """Loading again either succeeds or changes nothing for those who connect."""
+    """Loading again either succeeds or changes nothing for new connections."""
     server = server_context(settings, protocols=["h2"])
     load_certificate(server, settings)
     for text in ("nothing", OTHER_CERTIFICATE):

@@ -43,7 +43,7 @@ class Client(Peer):
         return Code(int(last["grpc-status"])), last.get("grpc-message", "")
 
 
-def test_a_call_knows_who_asks_for_what():
+def test_a_call_has_path_metadata_message_and_peer():
     """Path, metadata, message and peer are there for the handler."""
     seen = []
     client = Client(lambda call, message: seen.append((call, message)) or call.ok(b"x"))
@@ -154,20 +154,20 @@ def test_a_message_too_large_has_a_status():
     assert client.answers(frames)[1][0][0]["grpc-status"] == "11"
 
 
-def test_a_client_that_goes_away_is_told_to_the_handler():
+def test_the_handler_is_notified_of_a_client_that_goes_away():
     """`on_cancel` is called once, and a bug in it harms nobody."""
-    told = []
+    cancelled = []
 
     def handler(call, message):
         def gone():
-            told.append(message)
+            cancelled.append(message)
             raise ValueError
 
         call.on_cancel = gone
 
     client = Client(handler)
     client.send(client.call(1, b"a"), f.reset(1, 8), f.reset(1, 8))
-    assert told == [b"a"]
+    assert cancelled == [b"a"]
     assert client.alive
     assert client.counters.cancelled_total == 1
 
@@ -204,7 +204,7 @@ def test_a_stream_writes_on_when_it_may():
 
 
 def test_a_bug_when_ready_ends_the_stream():
-    """The client is told; the connection stays."""
+    """The client gets the status; the connection stays."""
 
     def handler(call, message):
         def go():
@@ -238,18 +238,18 @@ def test_a_stream_does_not_keep_a_large_request():
 
 
 def test_streams_end_when_the_server_goes():
-    """Streams get UNAVAILABLE at once, other calls at the last moment; handlers are told."""
-    told = []
+    """Streams get UNAVAILABLE at once, other calls at the last moment; handlers are notified."""
+    cancelled = []
 
     def handler(call, message):
         call.begin()
-        call.on_cancel = lambda: told.append(call)
+        call.on_cancel = lambda: cancelled.append(call)
 
     client = Client(handler, stream=True)
     client.send(client.call(1))
     client.calls.end_all(client.connection.table.open.values(), only_streams=True)
     assert client.answers(client.take())[1][0][-1]["grpc-status"] == "14"
-    assert len(told) == 1
+    assert len(cancelled) == 1
     other = Client(lambda call, message: None)
     other.send(other.call(1))
     other.calls.end_all(other.connection.table.open.values(), only_streams=True)

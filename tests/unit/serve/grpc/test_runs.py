@@ -230,7 +230,7 @@ def test_a_guard_sees_each_call_that_is_not_free():
 
 
 def test_calls_of_a_run_end_with_the_server():
-    """When the time to drain is over, those that wait are told; late answers are dropped."""
+    """When the time to drain is over, waiting calls get a status; late answers are dropped."""
     client = Client(lambda run: None)
     client.send(*asked(client, b"a", b"b"))
     client.calls.end_all(client.connection.table.open.values())

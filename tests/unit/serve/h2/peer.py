@@ -37,7 +37,7 @@ def split_frames(data):
 
 
 class Recorder:
-    """An application that keeps what it is told, and answers as it is told to."""
+    """An application that records its calls, and answers by `answer`."""
 
     def __init__(self, answer=None):
         self.requests, self.cancelled, self.excess, self.refused = [], [], [], []

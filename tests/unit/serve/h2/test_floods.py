@@ -30,7 +30,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("name", FLOODS)
 def test_a_flood_ends_its_connection(name):
-    """The peer is told to calm down, and what it caused to be sent is bounded."""
+    """The peer gets ENHANCE_YOUR_CALM, and what it caused to be sent is bounded."""
     peer = Peer(LIMITS)
     peer.send(peer.call(1))
     sent = 0

@@ -253,7 +253,7 @@ def test_a_second_answer_is_dropped():
 
 
 def test_answers_later_ask_for_one_flush():
-    """Whoever answers many calls at once has the connection flushed once."""
+    """Answers to many calls at once flush the connection once."""
     peer = Peer(answer=None)
     peer.send(*(peer.call(sid) for sid in range(1, 201, 2)))
     before = peer.dirtied

@@ -85,7 +85,7 @@ def test_a_broken_rule_of_the_connection_ends_it(name):
 
 
 @pytest.mark.parametrize("size", [1, 3, 23])
-def test_garbage_is_told_so_as_soon_as_it_shows(size):
+def test_garbage_is_refused_at_its_first_byte(size):
     """A peer that does not speak HTTP/2 is sent away at the first wrong byte."""
     peer = Peer(greet=False)
     peer.take()
@@ -246,7 +246,7 @@ def test_one_stream_too_many_is_refused():
 
 
 def test_the_end_of_the_connection_cancels_its_calls():
-    """Each open call is told once, and answers to them go nowhere."""
+    """Each open call is cancelled once, and answers to them go nowhere."""
     peer = Peer(answer=None)
     peer.send(peer.call(1), peer.call(3))
     assert goaway_code(peer.send(f.frame(f.DATA, 0, 0, b""))) == ErrorCode.PROTOCOL_ERROR

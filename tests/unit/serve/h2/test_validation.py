@@ -1,4 +1,4 @@
-"""Headers that make no request are told from those that do."""
+"""Headers that are a request, and headers that are none."""
 
 from __future__ import annotations
 
