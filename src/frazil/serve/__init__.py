@@ -1,5 +1,5 @@
 """The broker's front ends: what reaches the engine over a network.
 
 `h2` and `grpc` are the server: HTTP/2 and gRPC as pure state machines, and one asyncio shell around
-them. `danube` and `auth` are what is served and to whom.
+them. `danube` has the services and `auth` the guard.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -58,18 +59,15 @@ def withdraw(engine: Engine) -> None:
 def announced(files: FileSystem, paths: DataDirectory) -> Announced | None:
     """Return the broker that a directory's file names, None without one.
 
-    It may be of a broker that was killed: whoever has the directory's lock has the pid.
+    It may be of a broker that was killed: the file of the directory's lock has the pid.
     """
     path = f"{paths.run}/{NAME}"
     try:
         found = files.stat(path)
         if found is None:
             return None
-        file = files.open(path, "read")
-        try:
+        with closing(files.open(path, "read")) as file:
             data = read_fully(file, 0, BYTES_MAX)
-        finally:
-            file.close()
         return msgspec.json.decode(data, type=learnt(Announced))
     except (OSError, msgspec.MsgspecError):
         return None

@@ -1,7 +1,7 @@
 """The broker: an open engine, and the three ports through which others use it.
 
-It starts from the inside out and stops from the outside in. Health is told from the first moment
-on, so that whoever watches can tell a long recovery from a process that hangs.
+It starts from the inside out and stops from the outside in. Health is served from the first
+moment on: a long recovery is no process that hangs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CLIENT_CONNECTIONS_MAX: Final = 500
 """From one address to one port."""
 ADMIN_CONNECTIONS_MAX: Final = 100
 """A fifth of all connections, at most so many, is reserved for administration."""
-_ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - what is told in place of it
+_ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - not bound, but replaced in URLs
 
 
 @attrs.frozen
@@ -133,7 +133,7 @@ class Broker:
         self.addresses: Addresses
         self._state: State = "starting"
         self._clock = SystemClock()
-        self._born = self._clock.monotonic()
+        self._started_s = self._clock.monotonic()
         self._loop = asyncio.get_running_loop()
         self._servers: dict[str, Server] = {}
         self._contexts: list[ssl.SSLContext] = []
@@ -313,7 +313,7 @@ class Broker:
             url = named.url(tls=serve.tls)
             if is_any:
                 self.warnings.append(
-                    f"clients are told to connect to {url}, or serve.advertised_url"
+                    f"clients connect to {url}; set serve.advertised_url for another address"
                 )
         return Addresses(address, address_of(admin), address_of(http), url, serve.tls)
 
@@ -358,7 +358,7 @@ class Broker:
         return {
             "cpu_s": used.ru_utime + used.ru_stime,
             "resident_bytes_max": used.ru_maxrss * 1024,
-            "uptime_s": self._clock.monotonic() - self._born,
+            "uptime_s": self._clock.monotonic() - self._started_s,
         }
 
     async def _counted(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ only where it is declared as such, which a page of another site in a browser can
 from __future__ import annotations
 
 import asyncio
+import enum
 import ipaddress
 import re
 from typing import TYPE_CHECKING, Final
@@ -68,6 +69,17 @@ class HttpLimits:
     answer_s: float = 30.0
     """From there until the client has read the answer."""
     handshake_s: float = 5.0
+
+
+class Stage(enum.IntEnum):
+    """How far a connection is; at a limit those with lower numbers make way first."""
+
+    ASKS = 0
+    """Its request is not complete."""
+    READS = 1
+    """All of the answer has been written."""
+    WAITS = 2
+    """The answer is being made."""
 
 
 class HttpServer:
@@ -134,13 +146,11 @@ class HttpServer:
             rivals = list(self.connections)
             if len(rivals) < self.limits.connections_max:
                 return True
-        # First those that have not asked yet, then those that do not read their answer.
-        idle = next((each for each in rivals if not each.has_asked), None)
-        idle = idle or next((each for each in rivals if each.is_answered), None)
-        if idle is None:
+        idlest = min(rivals, key=lambda each: each.stage)
+        if idlest.stage is Stage.WAITS:
             self.refusals += 1
             return False
-        idle.cut()
+        idlest.cut()
         return True
 
     # -- requests --------------------------------------------------------------------------------
@@ -202,20 +212,12 @@ class _Connection(H11Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def has_asked(self) -> bool:
-        """Whether a whole request has come."""
-        cycle = self._cycle
-        return cycle is not None and not cycle.more_body
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether all of the answer has been written."""
-        cycle = self._cycle
-        return cycle is not None and cycle.response_complete
-
-    @property
-    def _cycle(self) -> RequestResponseCycle | None:
-        return self.cycle
+    def stage(self) -> Stage:
+        """How far the client is."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.more_body:
+            return Stage.ASKS
+        return Stage.READS if cycle.response_complete else Stage.WAITS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -242,7 +244,7 @@ class _Connection(H11Protocol):
 
     def _expire(self, answer_s: float) -> None:
         """Close a connection whose request, or later whose answer, took too long."""
-        if answer_s and self.has_asked:
+        if answer_s and self.stage is not Stage.ASKS:
             self._timer = self.loop.call_later(answer_s, self._expire, 0)
         else:
             self.cut()

@@ -141,8 +141,8 @@ def _failed(error: FrazilError) -> Response:
         name: value if isinstance(value, (int, str, float, bool)) else str(value)
         for name, value in error.details.items()
     }
-    told = {"code": error.code, "message": error.message, "details": details}
-    return _json(codes_of(error).http, {"error": told})
+    answer = {"code": error.code, "message": error.message, "details": details}
+    return _json(codes_of(error).http, {"error": answer})
 
 
 def _json(status: int, value: Any) -> Response:

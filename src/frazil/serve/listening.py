@@ -1,4 +1,4 @@
-"""The sockets that the broker listens on: taken early, so that addresses are known, and errors told.
+"""The broker's listening sockets, bound early: addresses are known, and errors reported, at once.
 
 They listen before anybody is answered, too: the system queues who connects while the log is being
 recovered, and clients wait for a moment instead of giving up.

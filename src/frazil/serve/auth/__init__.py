@@ -1,4 +1,4 @@
-"""Who calls, and what they may do: tokens, API keys, roles, rates, TLS, and the guard of all calls."""
+"""Authentication and authorisation: tokens, API keys, roles, rates, TLS, and the guard of calls."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ class Authenticator:
         return None
 
     def authenticate(self, header: str, *, now_s: float) -> Verified:
-        """Return whom the header's credential belongs to.
+        """Return the principal of the header's credential.
 
         Raises:
             BadCredential: if it is not one of ours, or has ended.

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import ssl
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import InvalidRequest
-from frazil.fs import FileSystem, RealFileSystem, read_fully
+from frazil.fs import RealFileSystem, read_fully
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.config import ServeSettings
 
-__all__ = ["check_private", "load_certificate", "read_private", "read_text", "server_context"]
+__all__ = ["check_private", "load_certificate", "read_private", "server_context"]
 
 FILE_BYTES_MAX: Final = 1 << 20
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -43,29 +44,16 @@ def check_private(path: str, *, what: str) -> None:
         raise InvalidRequest(f"{what} belongs to another user", path=path, owner=found.st_uid)
 
 
-def read_private(path: str, *, what: str, file_system: FileSystem | None = None) -> str:
-    """Return the text of a file that its owner alone can read.
+def read_private(path: str, *, what: str) -> str:
+    """Return the text of a small file that its owner alone can read.
 
     Raises:
-        InvalidRequest: if others can, or if it cannot be read.
+        InvalidRequest: if others can, or if it cannot be read, is larger than 1 MiB or not UTF-8.
     """
     check_private(path, what=what)
-    return read_text(path, what=what, file_system=file_system)
-
-
-def read_text(path: str, *, what: str, file_system: FileSystem | None = None) -> str:
-    """Return the text of a small file.
-
-    Raises:
-        InvalidRequest: if it cannot be read, is larger than 1 MiB or not UTF-8.
-    """
-    files = RealFileSystem() if file_system is None else file_system
     try:
-        file = files.open(str(Path(path).absolute()), "read")
-        try:
+        with closing(RealFileSystem().open(str(Path(path).absolute()), "read")) as file:
             data = read_fully(file, 0, FILE_BYTES_MAX + 1)
-        finally:
-            file.close()
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{what} cannot be read", path=path, reason=_reason(error)) from None
     if len(data) > FILE_BYTES_MAX:
@@ -78,7 +66,9 @@ def read_text(path: str, *, what: str, file_system: FileSystem | None = None) ->
 
 
 def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    """Return why a file cannot be used: OpenSSL's word, the system's text, or the kind of error."""
+    texts = (getattr(error, name, None) for name in ("reason", "strerror"))
+    return next(filter(None, texts), type(error).__name__)
 
 
 def server_context(settings: ServeSettings, *, protocols: Sequence[str]) -> ssl.SSLContext | None:
@@ -118,9 +108,11 @@ def load_certificate(context: ssl.SSLContext, settings: ServeSettings) -> None:
             # An empty password refuses an encrypted key; without one OpenSSL asks the terminal.
             target.load_cert_chain(certificate, key, password="")
         except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or type(error).__name__
             raise InvalidRequest(
-                "certificate cannot be used", certificate=certificate, key=key, reason=reason
+                "certificate cannot be used",
+                certificate=certificate,
+                key=key,
+                reason=_reason(error),
             ) from None
 
 
@@ -128,8 +120,7 @@ def _require_clients(context: ssl.SSLContext, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or type(error).__name__
         raise InvalidRequest(
-            "authorities of clients cannot be used", path=path, reason=reason
+            "authorities of clients cannot be used", path=path, reason=_reason(error)
         ) from None
     context.verify_mode = ssl.CERT_REQUIRED

@@ -216,7 +216,7 @@ class Guard:
         return None
 
     def principal_of(self, call: Caller) -> Principal | None:
-        """Return who calls, None if that is not known."""
+        """Return the caller's principal, None if it is not known."""
         if self._credentials is None:
             return ANONYMOUS
         found = self._principal(call)

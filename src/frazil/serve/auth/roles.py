@@ -42,7 +42,7 @@ class Action(enum.StrEnum):
 
 
 class Principal(NamedTuple):
-    """Somebody who calls, as the token or key says."""
+    """A caller, as the token or key names it."""
 
     kind: str
     name: str
@@ -73,7 +73,7 @@ class Resource(NamedTuple):
 
 CLUSTER: Final = Resource("cluster")
 ANYTHING: Final = Resource("anything")
-"""Allowed to whoever has the action somewhere."""
+"""Allowed to a principal that has the action anywhere."""
 
 
 class Need(NamedTuple):
@@ -133,7 +133,7 @@ class Grant:
 class Roles:
     """The grants of every principal that has any. What was decided is remembered, up to a bound.
 
-    Of somebody who has no grant nothing is: whoever has a token could fill the room.
+    Nothing is remembered of principals without a grant: any token could fill the memory.
     """
 
     def __init__(self, grants: Mapping[Principal, tuple[Grant, ...]] | None = None) -> None:

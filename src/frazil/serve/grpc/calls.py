@@ -6,6 +6,7 @@ its object, its way through the guard and its way back.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import attrs
@@ -49,11 +50,8 @@ class Counters:
     statuses: list[int] = attrs.field(factory=lambda: [0] * len(Code))
 
 
-class Gathered:
-    """A stream's `call` that belongs to a run and has no object of its own."""
-
-
-GATHERED: Final = Gathered()
+GATHERED: Final = object()
+"""The `call` of a stream that belongs to a run and has no object of its own."""
 
 
 class Call:
@@ -226,12 +224,13 @@ class Calls:
             # It is not counted as one yet.
             head = attrs.evolve(head, is_stream=False)
         call = Call(self, stream, head, b"")
-        try:
+
+        def refuse() -> None:
             refusal = foresee(call)
             if refusal is not None:
                 call.fail(*refusal)
-        except Exception as error:  # noqa: BLE001 - as for a handler
-            self.on_bug(call, error)
+
+        self._attempt(call, refuse)
         self.counters.calls_total += stream.closed
         return not stream.closed
 
@@ -321,12 +320,7 @@ class Calls:
     def handle(self, call: Call) -> None:
         """Call the handler of a call that the guard allowed."""
         assert call.head.handler is not None
-        try:
-            call.head.handler(call, call.message)
-        except CallFailed as error:
-            call.fail(error.code, error.text)
-        except Exception as error:  # noqa: BLE001 - as in `_begin`
-            self.on_bug(call, error)
+        self._attempt(call, partial(call.head.handler, call, call.message))
 
     def call_of(self, stream: Stream, message: bytes = b"") -> Call:
         """Return the call of a stream; a gathered one gets its own object now."""
@@ -360,7 +354,7 @@ class Calls:
             if call.head.is_stream:
                 self.long_calls -= 1
             self.counters.cancelled_total += 1
-            self._notify(call, call.on_cancel)
+            self._attempt(call, call.on_cancel)
         elif call is GATHERED:
             stream.call = None
             # A stream with a status has its answer, which waited for a window.
@@ -371,7 +365,7 @@ class Calls:
         for stream in streams:
             call = stream.call
             if isinstance(call, Call) and call.is_open:
-                self._notify(call, call.on_ready)
+                self._attempt(call, call.on_ready)
 
     def recheck(self, streams: Iterable[Stream], check: Guard) -> None:
         """End the server streams that the guard no longer allows."""
@@ -416,16 +410,16 @@ class Calls:
         """End a call and notify its handler."""
         if call.is_open:
             call.fail(code, text)
-            self._notify(call, call.on_cancel)
+            self._attempt(call, call.on_cancel)
 
-    def _notify(self, call: Call, callback: Callable[[], object] | None) -> None:
-        if callback is None:
-            return
+    def _attempt(self, call: Call, work: Callable[[], object] | None) -> None:
+        """Call back a handler, if there is something to call; what it raises is the call's status."""
         try:
-            callback()
+            if work is not None:
+                work()
         except CallFailed as error:
             call.fail(error.code, error.text)
-        except Exception as error:  # noqa: BLE001 - as for the handler itself
+        except Exception as error:  # noqa: BLE001 - a handler's bug is its call's status, no more
             self.on_bug(call, error)
 
     def on_bug(self, call: Call, error: BaseException) -> None:

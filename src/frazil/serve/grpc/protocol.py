@@ -47,11 +47,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._unanswered = 0
         self._streams = 0
         self._has_heard = False
-        self._born = self._busy = self.heard
+        self._opened = self._busy = self.heard
         self._accepted = 0
         self._pinged: float | None = None
         self._stalled: float | None = None
-        self._closing_since: float | None = None
+        self._closing_since = 0.0
         self._draining_from: float | None = None
         self._asked = 0.0
         """When a client that is to go last had a call open or asked for one."""
@@ -75,7 +75,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             long_calls_max=limits.long_calls_max,
         )
         self._is_live = True
-        self._born = self._busy = server.clock.monotonic()
+        self._opened = self._busy = server.clock.monotonic()
         self.connection = Connection(limits, self.calls, self._on_dirty)
         self.calls.sender = self.connection.sender
         self.flush()
@@ -226,7 +226,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         limits, connection = self._limits, self.connection
         if self._is_closing:
-            if self._closing_since is not None and now - self._closing_since > limits.handshake_s:
+            if now - self._closing_since > limits.handshake_s:
                 self.abort()
             return
         connection.tick()
@@ -273,12 +273,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         if limits.first_call_s is None or not self.connection.is_greeted:
             return False
         allowed = limits.request_s if self.connection.table.open else limits.first_call_s
-        return now - self._born > allowed
+        return now - self._opened > allowed
 
     def _look_for_life(self, now: float) -> None:
         limits = self._limits
         if not self.connection.is_greeted:
-            if now - self._born > limits.handshake_s:
+            if now - self._opened > limits.handshake_s:
                 self.abort()
         elif self._stalled is not None:
             if now - self._stalled > limits.stall_s:
@@ -296,23 +296,19 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _count(self) -> None:
         """Keep the server's sums; above the cap the longest silent connection is closed."""
         server, table = self._server, self.connection.table
-        if table.unanswered != self._unanswered:
-            server.unanswered += table.unanswered - self._unanswered
-            self._unanswered = table.unanswered
-        streams = len(table.open)
-        if streams != self._streams:
-            server.streams += streams - self._streams
-            self._streams = streams
+        server.unanswered += table.unanswered - self._unanswered
+        self._unanswered = table.unanswered
+        server.streams += len(table.open) - self._streams
+        self._streams = len(table.open)
         self.connection.is_crowded = server.streams > self._limits.streams_server_max
         held = 0
         if self._is_live and not self._is_closing and self.transport is not None:
             held = self.connection.sender.queued + table.unfinished
             held += self.transport.get_write_buffer_size()
-        if held != self.held:
-            server.held += held - self.held
-            self.held = held
-            if server.held > self._limits.held_bytes_server_max:
-                server.cut_idle()
+        server.held += held - self.held
+        self.held = held
+        if server.held > self._limits.held_bytes_server_max:
+            server.cut_idle()
 
     def _steer(self) -> None:
         """Read, or not: never while answers pile up on either side."""

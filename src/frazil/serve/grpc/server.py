@@ -13,7 +13,7 @@ from frazil.serve.auth.guard import client_of
 from frazil.serve.grpc.calls import Counters
 from frazil.serve.grpc.protocol import ClientConnection
 from frazil.serve.h2.limits import ServerLimits
-from frazil.serve.listening import BACKLOG
+from frazil.serve.listening import BACKLOG, Address
 from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Guard, Router
 
-__all__ = ["ConnectionLimits", "Server", "peer_text"]
+__all__ = ["ConnectionLimits", "Server"]
 
 IDLE_S: Final = 60.0
 """A connection without a call for so long may be closed for a new one."""
@@ -251,7 +251,7 @@ class Server:
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
                 continue
             counters = self.counters
-            connection = ClientConnection(self, peer=peer_text(address))
+            connection = ClientConnection(self, peer=str(Address(*address[:2])))
             if not self._shared.admit(connection, self):
                 counters.connections_refused_total += 1
                 accepted.close()
@@ -312,11 +312,3 @@ class Server:
             self._listener.close()
         for _, task in self._arriving.values():
             task.cancel()
-
-
-def peer_text(address: object) -> str:
-    """Return a peer's address as `host:port`."""
-    if isinstance(address, tuple) and len(address) >= 2:
-        host = str(address[0])
-        return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
-    return "local"

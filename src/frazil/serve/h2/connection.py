@@ -9,7 +9,7 @@ and ours would get out of step otherwise.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import attrs
 
@@ -34,6 +34,30 @@ _HEADER_BYTES_A_CONTROL: Final = 4_096
 _CONTROLS: Final = "control frames"
 _UPDATES: Final = "window updates"
 _ALIVE_PING: Final = b"frzalive"
+
+
+class _Rule(NamedTuple):
+    """The range of a setting, and the error of a value out of it."""
+
+    least: int
+    most: int
+    code: ErrorCode
+    text: str
+
+
+_SETTINGS: Final = {
+    f.ENABLE_PUSH: _Rule(0, 1, ErrorCode.PROTOCOL_ERROR, "push is neither on nor off"),
+    f.INITIAL_WINDOW_SIZE: _Rule(
+        0, f.WINDOW_LARGEST, ErrorCode.FLOW_CONTROL_ERROR, "window too large"
+    ),
+    # A size in the range changes nothing: larger frames would make other streams wait.
+    f.MAX_FRAME_SIZE: _Rule(
+        f.FRAME_BYTES_DEFAULT,
+        f.FRAME_BYTES_LARGEST,
+        ErrorCode.PROTOCOL_ERROR,
+        "frame size out of range",
+    ),
+}
 
 
 class Application(Protocol):
@@ -476,29 +500,18 @@ class Connection:
         for position, (name, value) in enumerate(f.settings_items(payload), 1):
             if not position % _SETTINGS_A_CONTROL:
                 self._count(_CONTROLS)
+            rule = _SETTINGS.get(name)
+            if rule is not None and not rule.least <= value <= rule.most:
+                raise ConnectionFailure(rule.code, rule.text)
             if name == f.INITIAL_WINDOW_SIZE:
                 window = value
-            self._on_setting(name, value)
+            elif name == f.HEADER_TABLE_SIZE:
+                self.sender.blocks.peer_table(value)
         if window != self.sender.stream_window:
             # Only the last one is applied: to change the windows of all streams is work.
             self._count(_CONTROLS, len(self.table.open) // _STREAMS_A_CONTROL)
             self.sender.resize(window)
         self.sender.emit(f.SETTINGS_ACK)
-
-    def _on_setting(self, name: int, value: int) -> None:
-        if name == f.HEADER_TABLE_SIZE:
-            self.sender.blocks.peer_table(value)
-        elif name == f.ENABLE_PUSH:
-            if value > 1:
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "push is neither on nor off")
-        elif name == f.INITIAL_WINDOW_SIZE:
-            if value > f.WINDOW_LARGEST:
-                raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "window too large")
-        elif name == f.MAX_FRAME_SIZE and not (
-            f.FRAME_BYTES_DEFAULT <= value <= f.FRAME_BYTES_LARGEST
-        ):
-            # A size in the range changes nothing: larger frames would make other streams wait.
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "frame size out of range")
 
     def _on_ping(self, flags: int, sid: int, payload: bytes) -> None:
         if sid:

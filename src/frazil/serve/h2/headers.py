@@ -33,6 +33,7 @@ Refuse = Callable[[], object]
 _FIELD_BYTES: Final = 32
 """Added to the size of a field's name and value (RFC 9113, section 6.5.2)."""
 _PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_NEEDED: Final = frozenset({b":method", b":scheme"})
 _OF_HTTP1: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
@@ -149,34 +150,31 @@ class HeaderReader:
 
 def request_problem(fields: Fields) -> tuple[str | None, int]:
     """Return why headers are no request (RFC 9113, section 8), and their content length or -1."""
-    pseudo: dict[bytes, bytes] = {}
-    length = -1
-    for position, (name, value) in enumerate(fields):
-        if name.startswith(b":"):
-            if name not in _PSEUDO or name in pseudo or len(pseudo) != position:
-                return "pseudo header unknown, doubled or after others", -1
-            pseudo[name] = value
-        problem = _field_problem(name, value)
-        if problem is not None:
-            return problem, -1
-        if name == b"content-length":
-            if not value.isdigit() or len(value) > 18 or length not in {-1, int(value)}:
-                return "content-length is not one number", -1
-            length = int(value)
-    if not pseudo.get(b":path") or b":method" not in pseudo or b":scheme" not in pseudo:
-        return "method, scheme or path missing", -1
-    return None, length
+    names = [name for name, _ in fields if name.startswith(b":")]
+    pseudo = dict(fields[: len(names)])
+    if list(pseudo) != names or not _PSEUDO.issuperset(names):
+        return "pseudo header unknown, doubled or after others", -1
+    problem = _fields_problem(fields)
+    if problem is None and not (pseudo.get(b":path") and pseudo.keys() >= _NEEDED):
+        problem = "method, scheme or path missing"
+    lengths = {value for name, value in fields if name == b"content-length"}
+    if problem is not None or not lengths:
+        return problem, -1
+    value = lengths.pop()
+    if lengths or not value.isdigit() or len(value) > 18:
+        return "content-length is not one number", -1
+    return None, int(value)
 
 
 def trailers_problem(fields: Fields) -> str | None:
     """Return why headers cannot end a request, None if they can."""
-    for name, value in fields:
-        if name.startswith(b":"):
-            return "pseudo header in trailers"
-        problem = _field_problem(name, value)
-        if problem is not None:
-            return problem
-    return None
+    if any(name.startswith(b":") for name, _ in fields):
+        return "pseudo header in trailers"
+    return _fields_problem(fields)
+
+
+def _fields_problem(fields: Fields) -> str | None:
+    return next(filter(None, (_field_problem(*field) for field in fields)), None)
 
 
 def _field_problem(name: bytes, value: bytes) -> str | None:

@@ -50,7 +50,6 @@ class Sender:
         self.blocks = ReplyBlocks()
         self.window = f.WINDOW_DEFAULT
         self.stream_window = f.WINDOW_DEFAULT
-        self.frame_bytes = f.FRAME_BYTES_DEFAULT
         self.is_dirty = False
         self.is_paused = False
         """The transport takes no more: messages stay queued."""
@@ -111,7 +110,12 @@ class Sender:
         size = len(message) + 5
         self.begin(stream)
         data = _PREFIX.pack(0, len(message)) + message
-        if size > self.frame_bytes or size > self.window or size > stream.window or stream.queued:
+        if (
+            size > f.FRAME_BYTES_DEFAULT
+            or size > self.window
+            or size > stream.window
+            or stream.queued
+        ):
             self._put(stream, data)
             self.finish(stream, 0)
         else:
@@ -263,7 +267,7 @@ class Sender:
         self._mark_dirty()
 
     def _last(self, stream: Stream, block: bytes) -> None:
-        """End a stream with a header block; an unfinished request is told that it may stop."""
+        """End a stream with a header block; the peer of an unfinished request may stop sending it."""
         self.emit(f.frame(f.HEADERS, _END_BOTH, stream.sid, block))
         if not stream.ended:
             self.emit(f.reset(stream.sid, f.ErrorCode.NO_ERROR))
@@ -289,7 +293,7 @@ class Sender:
     def _pump_stream(self, stream: Stream, limit: int) -> int:
         sent = 0
         while stream.queued and sent < limit:
-            allowed = min(self.window, stream.window, self.frame_bytes, stream.queued)
+            allowed = min(self.window, stream.window, f.FRAME_BYTES_DEFAULT, stream.queued)
             if allowed <= 0:
                 break
             self.data_frames += 1
