@@ -326,8 +326,9 @@ class Fetcher:
         try:
             data = self._store.get(span.key, start=span.start, length=span.length)
         except Unavailable as error:
-            self._trouble = error
-            raise
+            details = {"retry_after_ms": RETRY_AFTER_MS, **error.details}
+            self._trouble = Unavailable(error.message, **details)
+            raise self._trouble from error
         finally:
             if trouble is not None:
                 self._probing.release()
@@ -464,17 +465,25 @@ class ObjectsSource:
         topic: int,
         offset: int,
         offset_end: int,
-        bytes_max: int = WHOLE,
+        bytes_max: int,
     ) -> Scan:
         """Return verified frames from `offset` on, fetched a second time if need be.
 
         Raises:
-            CorruptionError: if the record at the offset is damaged in the store as well.
+            CorruptionError: if the object is missing, or the record at the offset is damaged in the
+                store as well.
         """
-        found = Scan([], 0, None)
+        descriptor = index.descriptor
+        found: Scan | None = None
         for fetch in (self.fetcher.get, self.fetcher.again):
+            try:
+                data = fetch(span)
+            except NotFound:
+                if not self._is_registered(topic, descriptor.first, descriptor.key):
+                    raise _Changed from None
+                continue
             found = scan_frames(
-                self._bytes(fetch, index.descriptor, span, topic, offset),
+                data,
                 position - span.start,
                 topic=topic,
                 offset=offset,
@@ -485,6 +494,16 @@ class ObjectsSource:
                 if self._faults:
                     self._clear_faults(span.key, position, span.start + found.position)
                 return found
+        if found is None:
+            raise self._fault(
+                "object_missing",
+                "a registered object is missing or cut short in the store: bring it back under its "
+                "key, from a copy or an older version; reading may go on at offset_next",
+                topic=topic,
+                key=descriptor.key,
+                offset_first=offset,
+                offset_next=descriptor.end,
+            )
         damaged_at = span.start + found.position
         damage = found.damage or Damage(offset, None, "records are missing")
         end = damage.end or 0
@@ -496,37 +515,10 @@ class ObjectsSource:
             "from a copy or an older version; reading may go on at offset_next",
             topic=topic,
             offset_first=damage.first,
-            offset_next=min(max(end, offset + 1), index.descriptor.end),
+            offset_next=min(max(end, offset + 1), descriptor.end),
             reason=damage.reason,
             key=span.key,
             position=damaged_at,
-        )
-
-    def _bytes(
-        self,
-        fetch: Callable[[ByteRange], bytes],
-        descriptor: Descriptor,
-        span: ByteRange,
-        topic: int,
-        offset: int,
-    ) -> bytes:
-        for each in (fetch, self.fetcher.again):
-            try:
-                return each(span)
-            except Unavailable as error:
-                details = {"retry_after_ms": RETRY_AFTER_MS, **error.details}
-                raise Unavailable(error.message, **details) from error
-            except NotFound:
-                if not self._is_registered(topic, descriptor.first, descriptor.key):
-                    raise _Changed from None
-        raise self._fault(
-            "object_missing",
-            "a registered object is missing or cut short in the store: bring it back under its "
-            "key, from a copy or an older version; reading may go on at offset_next",
-            topic=topic,
-            key=descriptor.key,
-            offset_first=offset,
-            offset_next=descriptor.end,
         )
 
     def _fault(self, name: str, message: str, **facts: Any) -> CorruptionError:

@@ -338,14 +338,10 @@ class Uploader:
 
     def _adopt(self, topic_id: int) -> bool:
         """Register the object of a pending intent if it was written."""
-        picture = self._catalog.fresh(topic_id)
-        intent = picture.state.intent
-        if intent is None:
-            return False
-        found = None
+        intent, found = self._catalog.fresh(topic_id).state.intent, None
         # A damaged one becomes garbage with its intent: the next upload has another key.
         with contextlib.suppress(CorruptionError):
-            found = find_written(self._store, intent)
+            found = None if intent is None else find_written(self._store, intent)
         if found is None:
             return False
         self._on_step("found")
