@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import attrs
+
 from frazil.errors import FrazilError, Overloaded
 from frazil.registry.kinds import plain_refusal, quoted
 from frazil.registry.registry import NO_CHECK
@@ -43,26 +45,13 @@ class _Waiting(NamedTuple):
     then: Judged
 
 
+@attrs.define
 class _Queue:
     """The records of one topic that wait for the check of their payload."""
 
-    __slots__ = ("records", "size_bytes", "task")
-
-    def __init__(self) -> None:
-        self.records: deque[_Waiting] = deque()
-        self.size_bytes = 0
-        self.task: asyncio.Task[None] | None = None
-
-    def take(self) -> list[_Waiting]:
-        """Return the records of one batch, at least one."""
-        taken = [self.records.popleft()]
-        size = len(taken[0].record.payload)
-        while self.records and len(taken) < BATCH_RECORDS_MAX:
-            size += len(self.records[0].record.payload)
-            if size > BATCH_BYTES_MAX:
-                break
-            taken.append(self.records.popleft())
-        return taken
+    records: deque[_Waiting] = attrs.field(factory=deque)
+    size_bytes: int = 0
+    task: asyncio.Task[None] | None = None
 
 
 class SchemaChecks:
@@ -129,44 +118,43 @@ class SchemaChecks:
     async def _drain(self, topic: str, queue: _Queue) -> None:
         try:
             while queue.records:
-                taken = queue.take()
-                await self._check_batch(topic, taken)
-                size = sum(len(waiting.record.payload) for waiting in taken)
+                found, taken = self._taken(topic, queue)
+                payloads = [waiting.record.payload for waiting in taken]
+                try:
+                    refusals = await self._refusals(found, payloads)
+                except FrazilError as error:
+                    for waiting in taken:
+                        waiting.then(error)
+                else:
+                    for waiting, refusal in zip(taken, refusals, strict=True):
+                        self._answer(topic, waiting.then, found, refusal)
+                size = sum(map(len, payloads))
                 queue.size_bytes -= size
                 self._size_bytes -= size
         finally:
             del self._queues[topic]
             self._size_bytes -= queue.size_bytes
 
-    async def _check_batch(self, topic: str, taken: Sequence[_Waiting]) -> None:
-        """Check a batch, each run of records of one version in one request."""
-        checked = [self._check_ids(topic, waiting.record) for waiting in taken]
-        at = 0
-        while at < len(taken):
-            found, end = checked[at], at + 1
-            while end < len(taken) and checked[end].is_like(found):
-                end += 1
-            batch = taken[at:end]
-            try:
-                refusals = await self._refusals(found, [each.record.payload for each in batch])
-            except FrazilError as error:
-                for waiting in taken[at:]:
-                    waiting.then(error)
-                return
-            for waiting, refusal in zip(batch, refusals, strict=True):
-                self._answer(topic, waiting.then, found, refusal)
-            at = end
+    def _taken(self, topic: str, queue: _Queue) -> tuple[IdCheck, list[_Waiting]]:
+        """Take the records of one request, at least one: all of them have the same version."""
+        found = self._check_ids(topic, queue.records[0].record)
+        taken = [queue.records.popleft()]
+        size = len(taken[0].record.payload)
+        while queue.records and len(taken) < BATCH_RECORDS_MAX:
+            record = queue.records[0].record
+            size += len(record.payload)
+            if size > BATCH_BYTES_MAX or self._check_ids(topic, record) != found:
+                break
+            taken.append(queue.records.popleft())
+        return found, taken
 
     async def _refusals(self, found: IdCheck, payloads: Sequence[bytes]) -> list[str | None]:
         if found.is_quick:
             return [_quick_refusal(found, payload) for payload in payloads]
         assert found.subject is not None
-        subject, version = found.subject, found.payload_version
+        schema = found.subject.schema(found.payload_version)
         refusals = await self._store.sandbox.refusals(
-            subject.versions[version].type,
-            f"{subject.schema_id}:{version}",
-            lambda: subject.schema(version).definition,
-            payloads,
+            schema.entry.type, schema.definition, payloads
         )
         return [_payload_refusal(found, refusal) for refusal in refusals]
 

@@ -1,14 +1,14 @@
 """Whether a new version of a schema may follow the latest one: one rule for each language.
 
-In `backward` the new version is the reader, in `forward` the latest one is; each rule returns its
-reasons, none if the reader reads everything that the writer writes.
+In the mode `backward` the new version is the reader, in `forward` the latest one is; each rule
+returns its reasons, none if the reader reads everything that the writer writes.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple, TypeVar
 
 from frazil.registry.kinds import SHOWN_CHARACTERS_MAX, quoted
 
@@ -24,6 +24,8 @@ __all__ = [
 REASONS_MAX: Final = 100
 _REASON_CHARACTERS_MAX: Final = 400
 _SHOWN_MAX: Final = 5
+
+_Form = TypeVar("_Form")
 
 
 def _line(path: str, text: str) -> str:
@@ -45,48 +47,43 @@ def _below(path: str, step: str) -> str:
 # ----------------------------------------------------------------------------------- JSON Schema
 
 
-def json_reasons(*, reader: Any, writer: Any, is_reader_newer: bool) -> tuple[str, ...]:
+def json_reasons(latest: Any, new: Any, mode: str) -> tuple[str, ...]:
     """Compare two JSON Schemas by Danube's rule: required fields, and the `type` of properties.
 
     It goes down into the `properties` of properties. No other keyword is compared.
     """
     reasons: list[str] = []
-    work = deque([(reader, writer, "$")])
+    work = deque([(latest, new, "$")])
     while work:
-        ours, theirs, path = work.popleft()
-        if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        before, now, path = work.popleft()
+        if not (isinstance(before, dict) and isinstance(now, dict)):
             continue
-        types = _json_types(theirs) - _json_types(ours)
-        if "type" in ours and "type" in theirs and types:
-            was, now = _joined(_json_types(theirs)), _joined(_json_types(ours))
-            reasons.append(_line(path, f"the type is {now} for the reader, {was} for the writer"))
-        _compare_required(ours, theirs, path, reasons, is_reader_newer=is_reader_newer)
-        known = _properties(theirs)
-        for name, schema in _properties(ours).items():
+        reader, writer = _reader_first(before, now, mode)
+        if "type" in reader and "type" in writer and _json_types(writer) - _json_types(reader):
+            ours, theirs = _joined(_json_types(reader)), _joined(_json_types(writer))
+            text = f"the type is {ours} for the reader, {theirs} for the writer"
+            reasons.append(_line(path, text))
+        reasons += _required_reasons(before, now, mode, path)
+        known = _properties(before)
+        for name, schema in _properties(now).items():
             if name in known:
-                work.append((schema, known[name], _below(path, f".{name}")))
+                work.append((known[name], schema, _below(path, f".{name}")))
     return _lines(reasons)
 
 
-def _compare_required(
-    reader: Any, writer: Any, path: str, reasons: list[str], *, is_reader_newer: bool
-) -> None:
-    new, latest = (reader, writer) if is_reader_newer else (writer, reader)
-    before = _required(latest)
-    for name in _required(new):
-        if name not in before:
-            was = "optional" if name in _properties(latest) else "not there"
-            text = f"the field is required, it was {was}"
-            reasons.append(_line(_below(path, f".{name}"), text))
-    if is_reader_newer:
-        kept = {*_required(new), *_properties(new)}
-        gone = [_below(path, f".{name}") for name in before if name not in kept]
-        reasons += [_line(each, "the required field was removed") for each in gone]
+def _required_reasons(before: Any, now: Any, mode: str, path: str) -> Iterator[str]:
+    required, fields = now.get("required", ()), _properties(before)
+    for name in required:
+        if name not in before.get("required", ()):
+            was = "optional" if name in fields else "not there"
+            yield _line(_below(path, f".{name}"), f"the field is required, it was {was}")
+    for name in before.get("required", ()) if mode == "backward" else ():
+        if name not in required and name not in _properties(now):
+            yield _line(_below(path, f".{name}"), "the required field was removed")
 
 
-def _required(schema: dict[str, Any]) -> dict[str, None]:
-    found = schema.get("required")
-    return dict.fromkeys(found) if isinstance(found, list) else {}
+def _reader_first(latest: _Form, new: _Form, mode: str) -> tuple[_Form, _Form]:
+    return (new, latest) if mode == "backward" else (latest, new)
 
 
 def _properties(schema: dict[str, Any]) -> dict[str, Any]:
@@ -140,14 +137,13 @@ def avro_name(schema: Any) -> str:
     return str(schema["name"] if schema["type"] in _NAMED else schema["type"])
 
 
-def avro_reasons(*, reader: AvroForm, writer: AvroForm, is_reader_newer: bool) -> tuple[str, ...]:
+def avro_reasons(latest: AvroForm, new: AvroForm, mode: str) -> tuple[str, ...]:
     """Compare two Avro schemas by the specification's schema resolution.
 
     A pair of types is compared once, from a list of work instead of by recursion: records may
     refer to each other in a circle.
     """
-    del is_reader_newer  # The rule is the same in both directions.
-    return _Resolution(reader, writer).run()
+    return _Resolution(*_reader_first(latest, new, mode)).run()
 
 
 class _Resolution:
@@ -296,14 +292,12 @@ class ProtobufForm(NamedTuple):
         return cls(root, found)
 
 
-def protobuf_reasons(
-    *, reader: ProtobufForm, writer: ProtobufForm, is_reader_newer: bool
-) -> tuple[str, ...]:
+def protobuf_reasons(latest: ProtobufForm, new: ProtobufForm, mode: str) -> tuple[str, ...]:
     """Compare two Protobuf definitions by numbers, types and labels; names do not count.
 
     The roots are compared, and each message that both have: another one may be sent, too.
     """
-    del is_reader_newer  # The rule is the same in both directions.
+    reader, writer = _reader_first(latest, new, mode)
     reasons: list[str] = []
     work = deque([(reader.root, writer.root)])
     shared = (name for name in writer.messages if name in reader.messages)

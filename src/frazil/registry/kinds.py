@@ -98,27 +98,25 @@ def _meant(what: str, text: str, known: dict[str, _Word]) -> _Word:
 
 def check_subject(subject: str) -> None:
     """Refuse a name that no subject may have."""
-    if not subject:
-        raise InvalidRequest("a subject has a name, this one is empty")
-    if len(subject) > SUBJECT_CHARACTERS_MAX:
-        raise InvalidRequest(
-            "the subject's name is too long",
-            characters=len(subject),
-            characters_max=SUBJECT_CHARACTERS_MAX,
-        )
+    _check_name("subject", subject, SUBJECT_CHARACTERS_MAX)
     if not _SUBJECT.match(subject):
         raise InvalidRequest(
             f"Invalid subject: '{quoted(subject)}', use letters, digits and _ - . / : + @"
         )
-    _check_bytes("subject's name", subject)
 
 
 def check_topic(topic: str) -> None:
     """Refuse a name that cannot be a key; front ends check the other rules of topic names."""
-    if not topic:
-        raise InvalidRequest("a topic has a name, this one is empty")
-    check_text("topic's name", topic, TOPIC_CHARACTERS_MAX)
-    _check_bytes("topic's name", topic)
+    _check_name("topic", topic, TOPIC_CHARACTERS_MAX)
+
+
+def _check_name(what: str, name: str, characters_max: int) -> None:
+    if not name:
+        raise InvalidRequest(f"a {what} has a name, this one is empty")
+    check_text(f"{what}'s name", name, characters_max)
+    size = len(name.encode())
+    if size > NAME_BYTES_MAX:
+        raise InvalidRequest(f"the {what}'s name is too long", bytes=size, bytes_max=NAME_BYTES_MAX)
 
 
 def plain_refusal(kind: SchemaType, payload: bytes) -> str | None:
@@ -130,22 +128,14 @@ def plain_refusal(kind: SchemaType, payload: bytes) -> str | None:
             return f"not a string: invalid UTF-8 at byte {error.start}"
     if kind != "number" or len(payload) in _NUMBER_WIDTHS:
         return None
-    found = None
-    if len(payload) <= _NUMBER_TEXT_BYTES_MAX:
-        found = _NUMBER_TEXT.fullmatch(payload)
-    if found is None:
+    found = _NUMBER_TEXT.fullmatch(payload[: _NUMBER_TEXT_BYTES_MAX + 1])
+    if found is None or len(payload) > _NUMBER_TEXT_BYTES_MAX:
         return f"not a number: neither 4 or 8 bytes nor the text of one ({len(payload)} bytes)"
     if found[1] is None and found[2] is None:
         is_held = INTEGER_MIN <= int(payload) <= INTEGER_MAX
     else:
         is_held = math.isfinite(float(payload))
     return None if is_held else "not a number of 64 bits: it is too large"
-
-
-def _check_bytes(what: str, text: str) -> None:
-    size = len(text.encode())
-    if size > NAME_BYTES_MAX:
-        raise InvalidRequest(f"the {what} is too long", bytes=size, bytes_max=NAME_BYTES_MAX)
 
 
 def check_text(what: str, text: str, characters_max: int) -> None:

@@ -171,10 +171,6 @@ class IdCheck:
         subject, version = self.subject, self.payload_version
         return not version or subject is None or subject.versions[version].type in PLAIN
 
-    def is_like(self, other: IdCheck) -> bool:
-        """Say whether two payloads are checked with one version."""
-        return self.subject is other.subject and self.payload_version == other.payload_version
-
 
 NO_CHECK: Final = IdCheck(None, is_enforced=False)
 """Of a topic without a subject, or with the policy `none`."""
@@ -199,41 +195,36 @@ class Registry:
         Raises:
             CorruptionError: if it is no entry of the registry, or contradicts another one.
         """
-        parsed = entries.parse_key(key)
-        if parsed.kind == "subject":
-            self._apply_subject(Change(key, value), parsed.name)
-        elif parsed.kind == "version":
-            self._apply_version(Change(key, value), parsed.name, parsed.version)
-        elif value is None:
-            self.topics.pop(parsed.name, None)
-        elif parsed.kind == "topic":
-            self.topics[parsed.name] = entries.decode(key, value, TopicEntry)
-        else:
+        kind, name, version = entries.parse_key(key)
+        if value is None:
+            self._remove(kind, name, version)
+        elif kind == "topic":
+            self.topics[name] = entries.decode(key, value, TopicEntry)
+        elif kind == "ids":
             ids = entries.decode(key, value, IdsEntry)
             self._schema_id_next = max(self._schema_id_next, ids.schema_id_next)
+        elif kind == "subject":
+            entry = entries.decode(key, value, SubjectEntry)
+            subject = self._with_id(key, name, entry.schema_id)
+            subject.mode = entry.mode
+            subject.version_next = max(subject.version_next, entry.version_next)
+        else:
+            self._add_version(key, name, version, entries.decode(key, value, VersionEntry))
 
-    def _apply_subject(self, change: Change, name: str) -> None:
-        if change.value is None:
-            found = self._subjects.get(name)
-            if found is not None:
-                # The removal of its last version may come later in the order: it is removed here.
-                del self._subjects[name]
-                self._names.pop(found.schema_id, None)
-            return
-        entry = entries.decode(change.key, change.value, SubjectEntry)
-        subject = self._with_id(change.key, name, entry.schema_id)
-        subject.mode = entry.mode
-        subject.version_next = max(subject.version_next, entry.version_next)
+    def _remove(self, kind: str, name: str, version: int) -> None:
+        found = self._subjects.get(name)
+        if kind == "topic":
+            self.topics.pop(name, None)
+        elif found is not None and kind == "version":
+            found.versions.pop(version, None)
+        elif found is not None:
+            # The removal of its last version may come later in the order: it is removed here.
+            del self._subjects[name]
+            self._names.pop(found.schema_id, None)
 
-    def _apply_version(self, change: Change, name: str, version: int) -> None:
-        if change.value is None:
-            found = self._subjects.get(name)
-            if found is not None:
-                found.versions.pop(version, None)
-            return
-        entry = entries.decode(change.key, change.value, VersionEntry)
-        entries.unpack(entry.packed, key=change.key)
-        subject = self._with_id(change.key, name, entry.schema_id)
+    def _add_version(self, key: str, name: str, version: int, entry: VersionEntry) -> None:
+        entries.unpack(entry.packed, key=key)
+        subject = self._with_id(key, name, entry.schema_id)
         subject.versions[version] = entry
         subject.version_next = max(subject.version_next, version + 1)
 
@@ -477,26 +468,19 @@ class Registry:
         config = self.topics.get(topic)
         if config is None or config.policy == "none":
             return NO_CHECK
-        subject = self.find(config.subject)
-        version = 0
+        is_enforced, subject = config.policy == "enforce", self.find(config.subject)
         if subject is None:
             refusal = f"its schema subject '{config.subject}' not found in registry"
-        elif schema_id is None:
-            refusal = (
-                f"the message has no schema id, subject '{subject.name}' has {subject.schema_id}"
-            )
-        elif schema_id != subject.schema_id:
-            refusal = (
-                f"the message has schema id {schema_id},"
-                f" subject '{subject.name}' has {subject.schema_id}"
-            )
-        else:
-            version = subject.latest if schema_version is None else schema_version
-            if version in subject.versions:
-                checked = version if config.check_payload else 0
-                return IdCheck(None, config.policy == "enforce", checked, subject)
+            return IdCheck(refusal, is_enforced)
+        if schema_id != subject.schema_id:
+            own = "no schema id" if schema_id is None else f"schema id {schema_id}"
+            wanted = f"subject '{subject.name}' has {subject.schema_id}"
+            return IdCheck(f"the message has {own}, {wanted}", is_enforced)
+        version = subject.latest if schema_version is None else schema_version
+        if version not in subject.versions:
             refusal = f"subject '{subject.name}' has no version {version}"
-        return IdCheck(refusal, config.policy == "enforce")
+            return IdCheck(refusal, is_enforced)
+        return IdCheck(None, is_enforced, version if config.check_payload else 0, subject)
 
     def _topic_change(self, topic: str, entry: TopicEntry) -> Change:
         check_topic(topic)

@@ -11,7 +11,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -74,21 +74,14 @@ class Sandbox:
         return answers[0].reasons if refusal is None else (refusal,)
 
     async def refusals(
-        self, kind: str, key: str, definition: Callable[[], bytes], payloads: Sequence[bytes]
+        self, kind: str, definition: bytes, payloads: Sequence[bytes]
     ) -> list[str | None]:
-        """Return why each payload does not fit a definition, None where it does.
-
-        The worker keeps definitions by `key`; `definition` is called if it does not have this one.
-        """
+        """Return why each payload does not fit a definition, None where it does."""
         found: list[str | None] = []
-        data = b""
         while len(found) < len(payloads):
             left = tuple(payloads[len(found) :])
-            request = Request(op="check", type=kind, definition=data, key=key, payloads=left)
+            request = Request(op="check", type=kind, definition=definition, payloads=left)
             answers, has_overrun = await self._ask(request)
-            if answers and answers[0].is_key_unknown:
-                data = definition()
-                continue
             found += [answer.refusal for answer in answers]
             if has_overrun:
                 # The payload after the last answer ended the process; the others go to a new one.

@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from frazil.registry.definitions import Definition
+
+    _Cache = dict[tuple[str, bytes], Definition]
 
 __all__ = ["Answer", "Request", "encode", "take_answers"]
 
@@ -55,12 +57,10 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
     op: Literal["read", "compare", "check"]
     type: str
-    definition: bytes = b""
-    """Of `check`: empty if this process should know it already, by its key."""
+    definition: bytes
     latest: bytes = b""
     """Of `compare`: the version that `definition` is to follow."""
     mode: str = ""
-    key: str = ""
     payloads: tuple[bytes, ...] = ()
 
 
@@ -72,8 +72,6 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of `compare`."""
     refusal: str | None = None
     """Why the definition is wrong, or why the payload does not fit."""
-    is_key_unknown: bool = False
-    """Of `check`: ask again with the definition."""
     is_last: bool = False
     """The request has no further answer."""
 
@@ -108,40 +106,44 @@ def take_answers(data: bytearray) -> list[Answer]:
     return found
 
 
-def _answers_to(request: Request, cache: dict[str, tuple[Definition, int]]) -> Iterator[Answer]:
+def _answers_to(request: Request, cache: _Cache) -> Iterator[Answer]:
     from frazil.registry import definitions  # has the libraries
 
     _limit_cpu(READ_CPU_S)
     try:
-        if request.op == "read":
+        key = (request.type, request.definition)
+        found = cache.get(key)
+        if found is None:
             found = definitions.read_definition(request.type, request.definition)
+        if request.op == "read":
             yield Answer(fingerprint=found.fingerprint, is_last=True)
-            return
-        if request.op == "compare":
-            new = definitions.read_definition(request.type, request.definition)
+        elif request.op == "compare":
             latest = definitions.read_definition(request.type, request.latest)
-            yield Answer(reasons=definitions.compare(latest, new, request.mode), is_last=True)
-            return
-        known, _size = cache.get(request.key, (None, 0))
-        if known is None and request.definition:
-            known = definitions.read_definition(request.type, request.definition)
-            held = sum(size for _definition, size in cache.values())
-            if len(cache) >= CACHED_MAX or held + len(request.definition) > CACHED_BYTES_MAX:
-                cache.clear()
-            cache[request.key] = known, len(request.definition)
+            yield Answer(reasons=definitions.compare(latest, found, request.mode), is_last=True)
+        else:
+            _keep(cache, key, found)
+            yield from _checked(found, request.payloads)
     except definitions.Invalid as error:
         # One payload is answered; the next one of the definition has the same answer.
         yield Answer(refusal=str(error), is_last=True)
+
+
+def _keep(cache: _Cache, key: tuple[str, bytes], found: Definition) -> None:
+    if key in cache:
         return
-    if known is None:
-        yield Answer(is_key_unknown=True, is_last=True)
-        return
+    held = sum(len(text) for _type, text in cache)
+    if len(cache) >= CACHED_MAX or held + len(key[1]) > CACHED_BYTES_MAX:
+        cache.clear()
+    cache[key] = found
+
+
+def _checked(found: Definition, payloads: Sequence[bytes]) -> Iterator[Answer]:
     used_s = 0.0
-    for number, payload in enumerate(request.payloads, 1):
+    for number, payload in enumerate(payloads, 1):
         _limit_cpu(CHECK_CPU_S)
-        refusal = known.refusal(payload)
+        refusal = found.refusal(payload)
         used_s += CHECK_CPU_S - signal.getitimer(signal.ITIMER_PROF)[0]
-        is_last = number == len(request.payloads) or used_s > TURN_CPU_S
+        is_last = number == len(payloads) or used_s > TURN_CPU_S
         yield Answer(refusal=refusal, is_last=is_last)
         if is_last:
             return
@@ -153,7 +155,7 @@ def _limit_cpu(seconds: float) -> None:
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    cache: dict[str, tuple[Definition, int]] = {}
+    cache: _Cache = {}
     while True:
         head = requests.read(_LENGTH.size)
         if len(head) < _LENGTH.size:

@@ -139,5 +139,5 @@ def test_payloads_are_checked_when_asked_for_by_the_version_they_name(registry):
     latest, first = check(registry, 1), check(registry, 1, 1)
     assert (latest.payload_version, latest.is_quick) == (2, True)
     assert (first.payload_version, first.is_quick) == (1, False)
-    assert first.is_like(check(registry, 1, 1))
-    assert not first.is_like(latest)
+    assert first == check(registry, 1, 1)
+    assert first != latest
