@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import LIMITS_DEFAULT, IngestLimits, strip_ids, type_name
+from frazil.schema.columns import LIMITS_DEFAULT, IngestLimits, children_of, strip_ids, type_name
 
 __all__ = ["ArrowInput", "raw_batches", "to_batches"]
 
@@ -179,9 +179,8 @@ def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _has_list(data_type: pa.DataType) -> bool:
-    if pt.is_list(data_type) or pt.is_map(data_type):
-        return True
-    return any(_has_list(data_type.field(i).type) for i in range(data_type.num_fields))
+    is_list = pt.is_list(data_type) or pt.is_map(data_type)
+    return is_list or any(_has_list(child.type) for child in children_of(data_type))
 
 
 def _validate(batch: pa.RecordBatch, row: int) -> None:
@@ -283,11 +282,8 @@ def _is_any_list(data_type: pa.DataType) -> bool:
 
 
 def _has_required(field: pa.Field) -> bool:
-    if not field.nullable:
-        return True
-    if pt.is_map(field.type):
-        return _has_required(field.type.item_field)
-    return any(_has_required(field.type.field(i)) for i in range(field.type.num_fields))
+    children = [field.type.item_field] if pt.is_map(field.type) else children_of(field.type)
+    return not field.nullable or any(map(_has_required, children))
 
 
 def _check_nulls(field: pa.Field, array: pa.Array, row: int) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "IngestLimits",
     "check_column_name",
     "check_schema",
+    "children_of",
     "column_id",
     "column_of",
     "declare_schema",
@@ -37,6 +38,7 @@ __all__ = [
     "last_id",
     "map_children",
     "normal_name",
+    "numbered_schema",
     "parse_field",
     "parse_type",
     "schema_with",
@@ -273,16 +275,17 @@ def declare_schema(
     plain = pa.schema(fields)
     check_schema(plain, limits=limits)
     _check_primary_key(plain, keys)
-    next_id = 1
-    numbered = [
-        field.with_metadata({ID_KEY: b"%d" % (next_id + i)}) for i, field in enumerate(plain)
-    ]
-    next_id += len(numbered)
-    done: list[pa.Field] = []
-    for field in numbered:
+    return numbered_schema(fields)
+
+
+def numbered_schema(fields: Sequence[pa.Field]) -> pa.Schema:
+    """Return a schema of canonical fields with ids: first the columns, then what is inside them."""
+    next_id = len(fields) + 1
+    numbered: list[pa.Field] = []
+    for number, field in enumerate(fields, 1):
         data_type, next_id = _number_children(field.type, next_id)
-        done.append(field.with_type(data_type))
-    return schema_with(done, last=next_id - 1)
+        numbered.append(field.with_type(data_type).with_metadata({ID_KEY: b"%d" % number}))
+    return schema_with(numbered, last=next_id - 1)
 
 
 def schema_with(fields: Sequence[pa.Field], *, last: int) -> pa.Schema:
@@ -350,6 +353,13 @@ def map_children(data_type: pa.DataType, change: Callable[[pa.Field], pa.Field])
     return data_type
 
 
+def children_of(data_type: pa.DataType) -> list[pa.Field]:
+    """Return the direct child fields of a type."""
+    if pt.is_map(data_type):
+        return [data_type.key_field, data_type.item_field]
+    return [data_type.field(index) for index in range(data_type.num_fields)]
+
+
 def field_with_ids(field: pa.Field, *, next_id: int) -> tuple[pa.Field, int]:
     """Return a canonical `field` with ids from `next_id` on, and the next id that is free."""
     numbered = _canonical(field).with_metadata({ID_KEY: b"%d" % next_id})
@@ -385,12 +395,8 @@ def check_column_name(name: str, *, limits: IngestLimits = LIMITS_DEFAULT) -> No
 def _fields_of(columns: object) -> Iterator[pa.Field]:
     if isinstance(columns, Mapping):
         for name, declared in columns.items():
-            if not isinstance(name, str):
-                raise InvalidRequest("column name must be a string", got=type(name).__name__)
-            if isinstance(declared, pa.DataType):
-                yield pa.field(normal_name(name), declared)
-            else:
-                yield parse_field(normal_name(name), declared)
+            is_type = isinstance(declared, pa.DataType)
+            yield (pa.field if is_type else parse_field)(normal_name(name), declared)
         return
     if not isinstance(columns, (pa.Schema, list, tuple)):
         raise InvalidRequest(
@@ -419,9 +425,6 @@ def normal_name(name: str) -> str:
 def _key_names(primary_key: Sequence[str]) -> tuple[str, ...]:
     if isinstance(primary_key, str):
         raise InvalidRequest("primary key must be a list of columns", got=primary_key)
-    for name in primary_key:
-        if type(name) is not str:
-            raise InvalidRequest("primary key must name columns", got=type(name).__name__)
     keys = tuple(normal_name(name) for name in primary_key)
     if len(set(keys)) != len(keys):
         raise InvalidRequest("primary key names a column twice", primary_key=",".join(keys))
@@ -465,8 +468,8 @@ def _number_children(data_type: pa.DataType, next_id: int) -> tuple[pa.DataType,
 
 def _walk(field: pa.Field) -> Iterator[pa.Field]:
     yield field
-    for index in range(field.type.num_fields):
-        yield from _walk(field.type.field(index))
+    for child in children_of(field.type):
+        yield from _walk(child)
 
 
 def _check_name(name: str, *, limits: IngestLimits) -> None:
@@ -563,30 +566,24 @@ def _check_nested(data_type: pa.DataType, *, limits: IngestLimits, path: str, de
         if data_type.num_fields == 0:
             raise InvalidRequest("struct column has no fields", column=path)
         _check_names([field.name for field in data_type], limits=limits, inside=f"{path}.")
-    if pt.is_map(data_type):
-        if pt.is_nested(data_type.key_type) or pt.is_floating(data_type.key_type):
-            raise InvalidRequest(
-                "map key must be a scalar that is not a float",
-                column=path,
-                type=type_name(data_type.key_type),
-            )
-        children = [data_type.key_field, data_type.item_field]
-    else:
-        children = [data_type.field(index) for index in range(data_type.num_fields)]
-    for child in children:
+    if pt.is_map(data_type) and (
+        pt.is_nested(data_type.key_type) or pt.is_floating(data_type.key_type)
+    ):
+        raise InvalidRequest(
+            "map key must be a scalar that is not a float",
+            column=path,
+            type=type_name(data_type.key_type),
+        )
+    for child in children_of(data_type):
         _check_type(child.type, limits=limits, path=f"{path}.{child.name}", depth=depth + 1)
 
 
 def _check_primary_key(schema: pa.Schema, keys: tuple[str, ...]) -> None:
     for name in keys:
         field = column_of(schema, name)
-        if pt.is_nested(field.type):
+        if pt.is_nested(field.type) or pt.is_floating(field.type):
             raise InvalidRequest(
-                "primary key column must be a scalar", column=name, type=type_name(field.type)
-            )
-        if pt.is_floating(field.type):
-            raise InvalidRequest(
-                "primary key column cannot be a float, use decimal or long",
+                "primary key column must be a scalar and no float, use decimal or long",
                 column=name,
                 type=type_name(field.type),
             )
@@ -608,13 +605,9 @@ def infer_schema(
     for row in rows:
         if not isinstance(row, Mapping):
             raise InvalidRequest("row must be a dict", got=type(row).__name__)
-        if not row:
-            raise InvalidRequest("row has no columns, nothing can be inferred")
         for name, value in row.items():
-            if not isinstance(name, str):
-                raise InvalidRequest("column name must be a string", got=type(name).__name__)
-            merged = _merged(found.get(name, pa.null()), _type_of(name, value), path=name)
-            found[name] = merged
+            known = found.get(name, pa.null())
+            found[name] = _merged(known, _type_of(name, value), path=name)
     for name, data_type in found.items():
         _refuse_null(data_type, path=name)
     return declare_schema(found, limits=limits, primary_key=primary_key)
@@ -641,8 +634,7 @@ def _wide(data_type: pa.DataType) -> pa.DataType:
             raise ValueError("more than 38 digits")
         return pa.decimal128(DECIMAL_PRECISION_MAX, data_type.scale)
     if pt.is_timestamp(data_type):
-        aware = data_type.tz is not None
-        return pa.timestamp("us", "UTC" if aware else None)
+        return pa.timestamp("us", data_type.tz and "UTC")
     return map_children(data_type, lambda field: field.with_type(_wide(field.type)))
 
 
@@ -677,6 +669,5 @@ def _refuse_null(data_type: pa.DataType, *, path: str) -> None:
         raise InvalidRequest(
             "column type cannot be inferred from null, declare the column", column=path
         )
-    for index in range(data_type.num_fields):
-        child = data_type.field(index)
+    for child in children_of(data_type):
         _refuse_null(child.type, path=f"{path}.{child.name}")

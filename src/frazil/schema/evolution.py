@@ -103,31 +103,29 @@ def evolve(
     fields = list(schema)
     last = last_id(schema)
     for change in changes:
-        if isinstance(change, AddColumn):
-            added, next_id = field_with_ids(_added_field(change), next_id=last + 1)
-            last = next_id - 1
-            fields.append(added)
-            # A name that exists is refused by the check of the whole schema below, but a later
-            # drop of the same name in this call must not hide it.
-            check_schema(pa.schema(fields), limits=limits)
-            continue
-        index = _index_of(fields, change.name)
-        field = fields[index]
-        if isinstance(change, RenameColumn):
-            fields[index] = field.with_name(normal_name(change.new_name))
-            check_schema(pa.schema(fields), limits=limits)
-            continue
-        if column_id(field) in fixed_ids:
-            raise InvalidRequest(
-                "key and partition columns cannot be dropped or retyped", column=change.name
-            )
-        if isinstance(change, DropColumn):
-            del fields[index]
-        else:
-            fields[index] = field.with_type(_widened(field, change))
-    evolved = schema_with(fields, last=last)
-    check_schema(evolved, limits=limits)
-    return evolved
+        match change:
+            case AddColumn():
+                added, next_id = field_with_ids(_added_field(change), next_id=last + 1)
+                last = next_id - 1
+                fields.append(added)
+            case RenameColumn(name, new_name):
+                index = _index_of(fields, name)
+                fields[index] = fields[index].with_name(normal_name(new_name))
+            case DropColumn(name):
+                del fields[_unfixed(fields, name, fixed_ids)]
+            case WidenColumn(name):
+                index = _unfixed(fields, name, fixed_ids)
+                fields[index] = fields[index].with_type(_widened(fields[index], change))
+        # After each: a later change must not hide a name that is there twice.
+        check_schema(pa.schema(fields), limits=limits)
+    return schema_with(fields, last=last)
+
+
+def _unfixed(fields: list[pa.Field], name: str, fixed_ids: Collection[int]) -> int:
+    index = _index_of(fields, name)
+    if column_id(fields[index]) in fixed_ids:
+        raise InvalidRequest("key and partition columns cannot be dropped or retyped", column=name)
+    return index
 
 
 PLANS_MAX: Final = 1024

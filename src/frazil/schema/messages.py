@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec.structs import astuple
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.schema.columns import ID_KEY, IngestLimits, field_with_ids, schema_with
+from frazil.schema.columns import IngestLimits, numbered_schema
 
 __all__ = [
     "MESSAGE_SCHEMA",
@@ -45,8 +45,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
 _TIME_TYPE: Final = pa.timestamp("us", "UTC")
 
 
-def _message_schema() -> pa.Schema:
-    plain = (
+MESSAGE_SCHEMA: Final[pa.Schema] = numbered_schema(
+    [
         pa.field("payload", pa.binary(), nullable=False),
         pa.field("key", pa.string()),
         pa.field("attributes", pa.map_(pa.string(), pa.string())),
@@ -55,18 +55,8 @@ def _message_schema() -> pa.Schema:
         pa.field("producer_id", pa.uint64()),
         pa.field("schema_id", pa.uint64()),
         pa.field("schema_version", pa.uint32()),
-    )
-    # The top level has the ids 1 to 8; what is inside `attributes` comes behind them.
-    fields: list[pa.Field] = []
-    next_id = len(plain) + 1
-    for index, field in enumerate(plain, start=1):
-        numbered, next_id_after = field_with_ids(field, next_id=next_id - 1)
-        next_id = max(next_id, next_id_after)
-        fields.append(numbered.with_metadata({ID_KEY: b"%d" % index}))
-    return schema_with(fields, last=next_id - 1)
-
-
-MESSAGE_SCHEMA: Final[pa.Schema] = _message_schema()
+    ]
+)
 _TYPES: Final[tuple[pa.DataType, ...]] = tuple(MESSAGE_SCHEMA.types)
 UINT64_MAX: Final = 2**64 - 1
 UINT32_MAX: Final = 2**32 - 1
