@@ -31,7 +31,7 @@ COMMITS_RATIO_MAX = 1.5
 FILES_RATIO_MAX = 2.0
 METADATA_MB_MAX = 100.0
 ROWS = 20
-TOLD_EVERY = 250
+REPORT_EVERY = 250
 
 
 def run(bench: Bench) -> list[Row]:
@@ -48,8 +48,8 @@ def build(topic: BenchTopic, commits: int, between: Callable[[], None] = lambda:
     for number in range(1, commits + 1):
         between()
         seconds.append(topic.commit([_staged(topic)]))
-        if number % TOLD_EVERY == 0:
-            median = statistics.median(seconds[-TOLD_EVERY:])
+        if number % REPORT_EVERY == 0:
+            median = statistics.median(seconds[-REPORT_EVERY:])
             size = _metadata_mb(topic)
             print(f"{number} commits: {median:.3f} s, {size:.1f} MB", file=sys.stderr, flush=True)
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 
 class Reader(threading.Thread):
-    """Asks for the table until it is told to stop."""
+    """Asks for the table until it is stopped."""
 
     def __init__(self, uri: str, path: str, token: str, stop: threading.Event) -> None:
         super().__init__()

@@ -113,7 +113,7 @@ class Load:
                 self.retry_after.append(error.details.get("retry_after_ms", -1))
             else:
                 self.acked[number] += ack.offset_last - ack.offset + 1
-            # Whoever was held back does not catch up later.
+            # A publisher that was held back does not catch up later.
             due = max(due + self.pause_s, time.monotonic())
             time.sleep(max(due - time.monotonic(), 0))
 

@@ -106,7 +106,7 @@ async def _publish(engine: frazil.Engine, name: str, records: Sequence[Any]) -> 
     source = iter(records)
 
     async def publish() -> None:
-        # The tasks share one iterator: whoever is free takes the next record.
+        # The tasks share one iterator: a free task takes the next record.
         for record in source:
             await topic.append(record)
 

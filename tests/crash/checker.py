@@ -125,12 +125,12 @@ class TopicModel:
 
 
 def read_all(journal, topic_id, *, offset=None, damaged=False):
-    """Read a topic to its visible end: (offset, payload, time) of each record, gaps, lost ranges."""
+    """Read a topic to its visible end: (offset, payload, time) of each record, lost ranges."""
     source = LogSource(journal)
     state = journal.state.topics[topic_id]
     state.codec = PayloadDecoder(state)
     offset = state.start if offset is None else offset
-    records, gaps, lost = [], [], []
+    records, lost = [], []
     while offset < state.durable:
         try:
             piece = source.read(topic_id, offset=offset, bytes_max=READ_BYTES)
@@ -141,9 +141,9 @@ def read_all(journal, topic_id, *, offset=None, damaged=False):
             lost.append((offset, following))
             offset = following
             continue
-        gaps += piece.gaps
+        gaps = [*piece.gaps, *(gap for batch in piece.batches for gap in batch.gaps)]
+        require(not gaps, "offsets are skipped", topic=topic_id, gaps=gaps)
         for batch in piece.batches:
-            gaps += batch.gaps
             at = batch.offset
             rows = batch.data.rows
             for count, time_us in batch.times:
@@ -153,7 +153,7 @@ def read_all(journal, topic_id, *, offset=None, damaged=False):
                     at += 1
         require(piece.offset_next > offset, "a read makes no progress", topic=topic_id, at=offset)
         offset = piece.offset_next
-    return records, gaps, lost
+    return records, lost
 
 
 def check_read(model, records):
@@ -207,21 +207,23 @@ def check_topic(model, journal, *, damaged=False):
     require(head == state.durable, "not all is durable", topic=topic, head=head)
     require(state.start <= head, "start lies behind the head", topic=topic, start=state.start)
     require(head >= model.kept_end, "head falls below a known end", topic=topic, head=head)
-    records, gaps, lost = read_all(journal, topic, damaged=damaged)
+    records, lost = read_all(journal, topic, damaged=damaged)
     found = {offset: payload for offset, payload, _time in records}
     holes = {offset for first, end in lost for offset in range(first, end)}
-    require(not gaps, "offsets are skipped", topic=topic, gaps=gaps)
     for offset in range(state.start, head):
         require(offset in found or offset in holes, "undeclared gap", topic=topic, offset=offset)
-    lost_offsets = {offset for first, end in lost for offset in range(first, end)}
-    floor = max(model.freed_end, 0)
     for offset, payload in list(model.values.items()):
         if offset >= model.kept_end and offset >= head:
             # It was acked and not synced: the offset may be given again.
             del model.values[offset]
-        elif offset >= floor and found.get(offset) != payload:
-            told = damaged and offset in lost_offsets
-            require(told, "fsynced record is lost", topic=topic, offset=offset, value=payload[:24])
+        elif offset >= model.freed_end and found.get(offset) != payload:
+            require(
+                damaged and offset in holes,
+                "fsynced record is lost",
+                topic=topic,
+                offset=offset,
+                value=payload[:24],
+            )
     check_read(model, records)
     check_records(model, records)
     model.exposed = model.kept_end = head

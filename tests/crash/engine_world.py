@@ -130,8 +130,8 @@ class World:
         self.clock = SimulatedClock(seed)
         self.disk = SimulatedFileSystem(seed)
         self.models: dict[str, TopicModel] = {}
-        self.born: TopicModel | None = None
-        self.dying: TopicModel | None = None
+        self.creating: TopicModel | None = None
+        self.deleting: TopicModel | None = None
         self.serial = 0
         self.column = 0
         self.engine: Engine | None = None
@@ -176,6 +176,28 @@ class World:
     def _note(self, text):
         self.history.append(text)
 
+    def act(self, verb):
+        """Do one operation, on a topic that chance chooses; without a topic create one."""
+        random, models = self.random, list(self.models.values())
+        if verb == "create" or not models:
+            sync = random.choice(("commit", "commit", "periodic", "periodic"))
+            self.create(kind=random.choice(("message", "table")), sync=sync)
+            return
+        model = random.choice(models)
+        ack = random.choice((None, None, "fsynced", "received"))
+        if verb == "append":
+            self.append(model, ack=ack)
+        elif verb in ("append_many", "append_arrow"):
+            getattr(self, verb)(model, random.randint(1, 8), ack=ack)
+        elif verb == "produce":
+            self.produce(model, random.choice(("p", "q")))
+        elif verb in ("hold", "delete"):
+            getattr(self, verb)(model)
+        elif verb != "alter":
+            getattr(self, verb)()
+        elif model.kind == "table":
+            self.alter(model)
+
     # -- topics ----------------------------------------------------------------------------------
 
     def create(self, *, kind, sync="commit"):
@@ -189,19 +211,19 @@ class World:
             model.wide = {model.columns["n"]}
             columns = {"n": "long", "v": "int"}
         self._note(f"create {name} {kind} {sync}")
-        self.born = model
+        self.creating = model
         self.engine.create_topic(name, columns, sync=sync)
         self.models[name] = model
-        self.born = None
+        self.creating = None
         return model
 
     def delete(self, model):
         """Delete a topic."""
         self._note(f"delete {model.name}")
-        self.dying = model
+        self.deleting = model
         self.engine.delete_topic(model.name)
         del self.models[model.name]
-        self.dying = None
+        self.deleting = None
 
     def _new_column(self):
         self.column += 1
@@ -471,11 +493,11 @@ class World:
 
     def _settle_topics(self):
         names = set(self.engine.topics())
-        if self.born is not None and self.born.name in names:
-            self.models[self.born.name] = self.born
-        if self.dying is not None and self.dying.name not in names:
-            self.models.pop(self.dying.name, None)
-        self.born = self.dying = None
+        if self.creating is not None and self.creating.name in names:
+            self.models[self.creating.name] = self.creating
+        if self.deleting is not None and self.deleting.name not in names:
+            self.models.pop(self.deleting.name, None)
+        self.creating = self.deleting = None
         require(names == set(self.models), "other topics", have=names, want=set(self.models))
 
     def _check_topic(self, model):

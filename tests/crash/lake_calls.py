@@ -140,7 +140,7 @@ class Calls:
         return landed
 
     def _fate(self):
-        """Draw what becomes of a write, and what its caller is told."""
+        """Draw what becomes of a write, and the answer that its caller gets."""
         random = self._world.random
         if self._world.forced:
             fate = self._world.forced.pop(0)

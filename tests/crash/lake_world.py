@@ -435,7 +435,7 @@ class World:
         if doubled:
             raise Broken(f"doubled: {sorted(doubled)}")
 
-    def _check_placed(self, ends, pardoned):
+    def _check_placed(self, ends, rolled_back):
         """Every record below the marks is where it belongs."""
         rows, rejects = set(self.main.ours()), set(self.side.ours())
         missing = [
@@ -444,7 +444,7 @@ class World:
             for offset in range(end)
             if (part, offset) not in self.gaps
             and not self._placed(part, offset, rows, rejects)
-            and (part, offset) not in self.deleted | self.excused | pardoned
+            and (part, offset) not in self.deleted | self.excused | rolled_back
         ]
         if missing:
             raise Broken(f"lost: {missing} of {ends}")

@@ -42,7 +42,7 @@ class FrameFacts(msgspec.Struct, frozen=True):
 class Duties(msgspec.Struct, frozen=True):
     """What must be so after some damage.
 
-    `records` is {(topic, offset): "whole" | "told" | "free"}: it must be readable; it must be
+    `records` is {(topic, offset): "whole" | "reported" | "free"}: it must be readable; it must be
     readable or be named by a CorruptionError; it may be gone. `last_offsets` has for each topic the
     last offset that is not free, or -1.
     """
@@ -204,18 +204,18 @@ def _duties(reference, damaged):
     intact = {frame: frame not in damaged for frame in reference.frames}
     in_last = [frame for frame in reference.frames if frame.path == last]
     proven = max((f.synced for f in in_last if intact[f]), default=0)
-    # What lies before the last segment was synced before that one was born.
-    born = min(frame.lsn for frame in in_last)
+    # All records of older segments were synced before the last one was created.
+    first = min(frame.lsn for frame in in_last)
     first_bad = min((f.position for f in in_last if not intact[f]), default=1 << 60)
     result = {}
     for frame in reference.frames:
         if frame.kind > fmt.KIND_ROWS:
             continue
-        synced = frame.path != last or frame.lsn <= max(proven, born)
+        synced = frame.path != last or frame.lsn <= max(proven, first)
         if intact[frame] and (synced or frame.position < first_bad):
             duty = "whole"
         else:
-            duty = "told" if synced else "free"
+            duty = "reported" if synced else "free"
         for offset in range(frame.offset, frame.offset + frame.records):
             result[frame.topic, offset] = duty
     ends = {frame.topic: -1 for frame in reference.frames}

@@ -79,9 +79,9 @@ class Case:
                     got = content.records[offset]
                     assert got == record, f"topic {topic}: another record at {offset}"
                     continue
-                told = content.covered(offset)
-                allowed = duty == "free" or (told and (duty == "told" or not self.strict))
-                assert allowed, f"topic {topic}: {offset} must be {duty}, told={told}"
+                reported = content.covered(offset)
+                allowed = duty == "free" or (reported and (duty == "reported" or not self.strict))
+                assert allowed, f"topic {topic}: {offset} must be {duty}, reported={reported}"
             if content is not None:
                 invented = set(content.records) - set(wanted.records)
                 assert not invented, f"topic {topic}: invented {invented}"
@@ -203,7 +203,7 @@ def test_damage_is_noticed_or_harmless(clean, kind, shard):
     failures = []
     for name, path, data, spans in DAMAGES[kind](whole, shard):
         try:
-            # Frames put elsewhere may hide whole ones; that must be told, and is.
+            # Frames put elsewhere may hide whole ones; that must be reported, and is.
             Case(whole, path, data, spans, strict=kind in ("flip", "cut")).check()
         except FrazilError as error:
             failures.append(f"{name}: {type(error).__name__}: {error}")

@@ -24,7 +24,6 @@ DATABASE = f"{ROOT}/meta.db"
 SEEDS = max(2_000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 10)
 SLICES = 16
 COPIES_MAX = 12
-PRODUCERS = ("p", "q")
 
 
 class MetadataLives:
@@ -120,34 +119,9 @@ class MetadataLives:
 
     def step(self):
         """Do one operation, chosen at random."""
-        world, random = self.world, self.random
-        models = list(world.models.values())
-        if not models or (len(models) < 4 and random.random() < 0.2):
-            world.create(
-                kind=random.choice(("message", "table")),
-                sync=random.choice(("commit", "commit", "periodic", "periodic")),
-            )
-            return
-        model = random.choice(models)
-        verb = random.choice(_VERBS)
-        ack = random.choice((None, None, "fsynced", "received"))
-        if verb == "append":
-            world.append(model, ack=ack)
-        elif verb == "append_many":
-            world.append_many(model, random.randint(1, 8), ack=ack)
-        elif verb == "append_arrow":
-            world.append_arrow(model, random.randint(1, 6), ack=ack)
-        elif verb == "produce":
-            world.produce(model, random.choice(PRODUCERS))
-        elif verb == "hold":
-            world.hold(model)
-        elif verb == "alter":
-            if model.kind == "table":
-                world.alter(model)
-        elif verb == "delete":
-            world.delete(model)
-        else:
-            getattr(world, verb)()
+        random = self.random
+        create = len(self.world.models) < 4 and random.random() < 0.2
+        self.world.act("create" if create else random.choice(_VERBS))
 
 
 _VERBS = (

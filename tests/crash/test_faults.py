@@ -25,7 +25,7 @@ LIMITS = {"prefill_bytes": 256, "segment_age_max_s": 30.0, "open_files_max": 2}
 
 
 class History(msgspec.Struct):
-    """What the workload sent and what it was told."""
+    """What the workload sent, and the answers."""
 
     acked: dict
     refused: set

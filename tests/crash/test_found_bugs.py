@@ -162,7 +162,7 @@ def test_an_old_epoch_does_not_come_back_into_the_window():
     assert list(producer.window) == [new]
 
 
-def test_the_first_record_of_a_topic_younger_than_the_freeing_is_told():
+def test_a_lost_first_record_of_a_topic_younger_than_the_freeing_is_reported():
     """A flipped bit in a topic's first frame does not make the frame pass for a freed one."""
     disk = SimulatedFileSystem()
     log = DrivenLog(disk)

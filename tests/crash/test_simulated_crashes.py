@@ -66,8 +66,8 @@ def test_the_workload_reaches_what_it_is_for():
     assert sum(report.bytes_torn > 0 for report in reports) > 3
 
 
-def test_damage_is_told():
-    """After a flipped bit every fsynced record is read as it was, or its loss is told."""
+def test_damage_is_reported():
+    """After a flipped bit every fsynced record is read as it was, or its loss is reported."""
     for seed in range(BASE, BASE + DAMAGE_SEEDS):
         simulation = DamagedSimulation(seed)
         simulation.run()

@@ -1,4 +1,4 @@
-"""Flipped bits in the disk tier: pages, footers, maps of keys and marks are told or harmless."""
+"""Flipped bits in the disk tier: pages, footers, maps of keys and marks: all are reported or harmless."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_flip_is_repaired_while_the_log_has_the_records(part, shard):
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("part", [".parquet", ".keys"])
-def test_a_flip_is_told_when_the_log_has_let_go(part, shard):
+def test_a_flip_is_reported_when_the_log_has_let_go(part, shard):
     """Without the log an answer is right or a `CorruptionError`, never wrong; nothing is hidden."""
     refused = 0
     with many_lives():
@@ -94,7 +94,7 @@ def test_a_flip_is_told_when_the_log_has_let_go(part, shard):
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("freed", [False, True], ids=["log", "files"])
-def test_a_missing_or_short_file_is_told_or_repaired(freed):
+def test_a_missing_or_short_file_is_reported_or_repaired(freed):
     """A file that is gone or cut short is written again from the log, or refused."""
     with many_lives():
         base = prepared(freed=freed)
@@ -115,7 +115,7 @@ def test_a_missing_or_short_file_is_told_or_repaired(freed):
 
 @pytest.mark.timeout(0)
 def test_the_scrub_finds_a_flip_that_nobody_reads():
-    """A flipped bit in a file that no one asks for is found, told and repaired by the scrub."""
+    """The scrub finds, reports and repairs a flipped bit in a file that no query reads."""
     with many_lives():
         base = prepared(freed=False)
         for spot in Random(SEED).sample(spots(base, ".parquet"), FLIPS // 3):

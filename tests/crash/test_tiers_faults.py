@@ -1,4 +1,4 @@
-"""Each call on the disk tier's files fails once, in every move: told and harmless, never wrong."""
+"""Each call on the disk tier's files fails once, in every move: it is reported and harmless, never wrong."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def look(scene):
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_call_that_fails_is_told_and_harmless(verb):
+def test_a_call_that_fails_is_reported_and_harmless(verb):
     """Whatever call fails, only errors of ours come out, and without faults all is there again."""
     fired_total = 0
     with many_lives():

@@ -193,7 +193,7 @@ def restart(scene):
 
 
 def rebuild(scene):
-    """A page of a file is damaged; whoever meets that has the set written again."""
+    """A page of a file is damaged; the reader of it has the set written again."""
     path = scene.files(".parquet")[0]
     scene.disk.corrupt(path, lambda data: data.__setitem__(60, data[60] ^ 1))
     scene.clock.advance(2 * scene.engine.tiers.disk.limits.scrub_interval_s)

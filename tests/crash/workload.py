@@ -283,13 +283,9 @@ class Work:
         model = self._any_model()
         state = self._state(model)
         offset = self.random.randint(state.start, state.durable)
-        records, gaps, _lost = read_all(self.journal, state.id, offset=offset)
-        require(
-            len(records) == state.durable - offset and not gaps,
-            "a read skips offsets",
-            topic=state.id,
-            offset=offset,
-        )
+        records, _lost = read_all(self.journal, state.id, offset=offset)
+        count = state.durable - offset
+        require(len(records) == count, "a read skips offsets", topic=state.id, offset=offset)
         check_read(model, records)
         model.kept_end = max(model.kept_end, state.durable)
 

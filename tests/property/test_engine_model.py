@@ -7,11 +7,14 @@ from random import Random
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.crash.engine_world import World
 
-ACKS = st.sampled_from([None, "received", "fsynced"])
+VERBS = (
+    *("append", "append_many", "append_arrow", "produce", "hold", "alter"),
+    *("create", "delete", "rotate", "seal", "free", "tick"),
+)
 COUNTS = st.integers(1, 12)
 
 
@@ -35,70 +38,12 @@ class EngineMachine(RuleBasedStateMachine):
     def model(self):
         return self.random.choice(list(self.world.models.values()))
 
-    def some(self):
-        return bool(self.world.models)
+    @rule(verb=st.sampled_from(VERBS))
+    def act(self, verb):
+        models = len(self.world.models)
+        if (verb != "create" or models < 6) and (verb != "delete" or models > 3):
+            self.world.act(verb)
 
-    @precondition(lambda self: len(self.world.models) < 6)
-    @rule(
-        kind=st.sampled_from(["message", "table"]),
-        sync=st.sampled_from(["commit", "periodic"]),
-    )
-    def create(self, kind, sync):
-        self.world.create(kind=kind, sync=sync)
-
-    @precondition(lambda self: len(self.world.models) > 3)
-    @rule()
-    def delete(self):
-        self.world.delete(self.model())
-
-    @precondition(some)
-    @rule(ack=ACKS)
-    def append(self, ack):
-        self.world.append(self.model(), ack=ack)
-
-    @precondition(some)
-    @rule(ack=ACKS, count=COUNTS)
-    def append_many(self, ack, count):
-        self.world.append_many(self.model(), count, ack=ack)
-
-    @precondition(some)
-    @rule(ack=ACKS, count=COUNTS)
-    def append_arrow(self, ack, count):
-        self.world.append_arrow(self.model(), count, ack=ack)
-
-    @precondition(some)
-    @rule(name=st.sampled_from(["p", "q"]))
-    def produce(self, name):
-        self.world.produce(self.model(), name)
-
-    @precondition(lambda self: any(m.kind == "table" for m in self.world.models.values()))
-    @rule()
-    def alter(self):
-        tables = [m for m in self.world.models.values() if m.kind == "table"]
-        self.world.alter(self.random.choice(tables))
-
-    @precondition(some)
-    @rule()
-    def hold(self):
-        self.world.hold(self.model())
-
-    @rule()
-    def rotate(self):
-        self.world.rotate()
-
-    @rule()
-    def seal(self):
-        self.world.seal()
-
-    @rule()
-    def free(self):
-        self.world.free()
-
-    @rule()
-    def tick(self):
-        self.world.tick()
-
-    @precondition(some)
     @rule(
         share=st.floats(0, 1),
         limit=st.none() | st.integers(1, 20),
@@ -114,7 +59,6 @@ class EngineMachine(RuleBasedStateMachine):
         wanted = [offset for offset in sorted(model.values) if offset >= start]
         assert seen == (wanted if limit is None else wanted[:limit])
 
-    @precondition(some)
     @rule(share=st.floats(0, 1), count=COUNTS, bytes_max=st.none() | st.integers(1, 4096))
     def read_while_appending(self, share, count, bytes_max):
         """A read gives what was there when it began; a tail that began then gives the rest, too."""
@@ -137,7 +81,6 @@ class EngineMachine(RuleBasedStateMachine):
             seen = [offset for batch in tail for offset in offsets_of(batch)]
             assert seen == [offset for offset in sorted(model.values) if offset >= start]
 
-    @precondition(some)
     @rule(below=st.integers(1, 5))
     def read_what_is_gone(self, below):
         """An offset below the start is refused, and the error names the first one."""
@@ -146,7 +89,6 @@ class EngineMachine(RuleBasedStateMachine):
         if start:
             self.world.check_offset_missing(model, max(0, start - below))
 
-    @precondition(some)
     @rule()
     def count(self):
         """The number of messages is the number of records that a read gives."""
@@ -159,23 +101,15 @@ class EngineMachine(RuleBasedStateMachine):
     def reopen(self):
         self.world.reopen()
 
-    @rule()
-    def kill(self):
-        self.world.kill()
-        self.world.open()
-        self.world.check()
-
-    @rule()
-    def lose_power(self):
-        self.world.lose_power()
+    @rule(end=st.sampled_from(["kill", "lose_power"]))
+    def crash(self, end):
+        getattr(self.world, end)()
         self.world.open()
         self.world.check()
 
     def teardown(self):
         if hasattr(self, "world"):
-            self.world.close()
-            self.world.open()
-            self.world.check()
+            self.world.reopen()
             self.world.close()
 
 

@@ -51,7 +51,7 @@ def test_every_public_call_says_what_it_does():
 
 
 def test_asyncio_and_parts_have_the_calls_of_a_topic():
-    """Whoever publishes, changes or looks up rows finds the same names everywhere."""
+    """Publishing, changing and looking up rows have the same names everywhere."""
     calls = {"append", "append_many", "append_arrow", "append_changes"}
     calls |= {"insert", "upsert", "update", "delete", "get", "get_many"}
     calls |= {"subscribe", "subscriptions", "unsubscribe", "reset_subscription"}

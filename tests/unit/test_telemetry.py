@@ -47,7 +47,7 @@ def test_events_are_text_with_facts():
     ],
 )
 def test_no_fact_can_be_taken_for_another(name):
-    """Whatever a client calls its things, a reader of the line finds each fact as it was told."""
+    """Whatever a client calls its things, a reader of the line finds each fact as it was given."""
     stream = io.StringIO()
     telemetry.configure(stream, log_level="info", log_format="text")
     telemetry.event("admin_act", principal="user:m", subscription=name, status="NOT_FOUND", n=3)
@@ -62,8 +62,8 @@ def test_no_fact_can_be_taken_for_another(name):
         else:
             found[key], _, rest = rest.partition(" ")
     shown = name if name.isprintable() else ascii(name)[1:-1]
-    told = {"principal": "user:m", "subscription": shown, "status": "NOT_FOUND", "n": "3"}
-    assert found == told
+    wanted = {"principal": "user:m", "subscription": shown, "status": "NOT_FOUND", "n": "3"}
+    assert found == wanted
 
 
 def test_events_are_json_when_asked():
