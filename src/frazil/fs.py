@@ -26,6 +26,7 @@ __all__ = [
     "OpenMode",
     "RealFileSystem",
     "Space",
+    "read_file",
     "read_fully",
     "write_fully",
 ]
@@ -211,6 +212,15 @@ class RealFile:
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 self.close()
+
+
+def read_file(path: str, bytes_max: int) -> bytes:
+    """Return the first bytes of a file of the operating system, at most `bytes_max`."""
+    file = RealFileSystem().open(path, "read")
+    try:
+        return read_fully(file, 0, bytes_max)
+    finally:
+        file.close()
 
 
 class _RealLock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from frazil.fs import RealFileSystem
-from frazil.metadata import CountedStore, MemoryStore, SqliteStore
+from frazil.metadata import Compare, CountedStore, MemoryStore, SqliteStore, Transaction
 from frazil.metadata.etcd import EtcdStore
 
 
@@ -21,6 +21,12 @@ class ManualClock:
 
     def random_bytes(self, size):
         return bytes(size)
+
+
+def swap(store, key, value, *, expected):
+    """Put a value if the key is still as it was read; None expects no key."""
+    compare = Compare.absent(key) if expected is None else Compare.unchanged(expected)
+    return store.commit(Transaction(compares=(compare,), puts={key: value}))
 
 
 class MemoryHome:

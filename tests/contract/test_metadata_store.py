@@ -14,7 +14,6 @@ from frazil.metadata import (
     Compare,
     LeaseEpoch,
     Transaction,
-    compare_and_set,
     entries,
 )
 from tests.contract.metadata_homes import (
@@ -23,6 +22,7 @@ from tests.contract.metadata_homes import (
     ManualClock,
     MemoryHome,
     SqliteHome,
+    swap,
 )
 from tests.servers.etcd import EtcdServer, need_etcd
 
@@ -95,16 +95,16 @@ def test_revision_does_not_grow_without_change(store):
     put(store, a=b"1")
     assert store.commit(Transaction()) == 1
     assert store.commit(Transaction(deletes=("/nothing",))) == 1
-    assert store.commit(Transaction(compares=(Compare.version_is("/a", 1),))) == 1
+    assert store.commit(Transaction(compares=(Compare("/a", version=1),))) == 1
 
 
 def test_everything_survives_reopening(home):
-    """Entries, revision, applied LSN and generation are there after a restart."""
-    home.store.commit(Transaction(puts={"/a": b"\x00\xff"}, applied={"j": 7}, generation=3))
+    """Entries, revision and applied LSN are there after a restart."""
+    home.store.commit(Transaction(puts={"/a": b"\x00\xff"}, applied={"j": 7}))
     put(home.store, a=b"2")
     store = home.reopen()
     assert (store.get("/a").value, store.get("/a").version) == (b"2", 2)
-    assert (store.revision(), store.applied_lsn("j"), store.generation()) == (2, 7, 3)
+    assert (store.revision(), store.applied_lsn("j")) == (2, 7)
     assert put(store, b=b"") == 3
 
 
@@ -148,8 +148,8 @@ def test_large_values_make_a_page_shorter(store):
 
 
 def test_facts_about_the_store_are_not_listed(store):
-    """Applied LSNs, the generation and leases are in no listing and under no key."""
-    store.commit(Transaction(applied={"j": 1}, generation=1))
+    """Applied LSNs and leases are in no listing and under no key."""
+    store.commit(Transaction(applied={"j": 1}))
     store.acquire("l", "h", 1)
     assert store.list("/") == []
 
@@ -161,8 +161,8 @@ def test_facts_about_the_store_are_not_listed(store):
     "compare",
     [
         Compare.absent("/a"),
-        Compare.version_is("/a", 1),
-        Compare.version_is("/b", 1),
+        Compare("/a", version=1),
+        Compare("/b", version=1),
         Compare("/a", mod_revision=1),
         Compare("/b", mod_revision=2),
     ],
@@ -172,7 +172,7 @@ def test_failed_compare_changes_nothing(store, compare):
     """A compare that does not hold is a Conflict that names the key, and nothing is applied."""
     put(store, a=b"1")
     put(store, a=b"2")
-    holds = Compare.version_is("/a", 2)
+    holds = Compare("/a", version=2)
     with pytest.raises(Conflict) as caught:
         store.commit(
             Transaction(
@@ -180,12 +180,11 @@ def test_failed_compare_changes_nothing(store, compare):
                 puts={"/c": b""},
                 deletes=("/a",),
                 applied={"j": 1},
-                generation=1,
             )
         )
     assert caught.value.details["key"] == compare.key
     assert (store.get("/a").value, store.get("/c"), store.revision()) == (b"2", None, 2)
-    assert (store.applied_lsn("j"), store.generation()) == (None, 0)
+    assert store.applied_lsn("j") is None
 
 
 def test_compares_that_hold_let_the_transaction_through(store):
@@ -193,26 +192,24 @@ def test_compares_that_hold_let_the_transaction_through(store):
     put(store, a=b"1")
     compares = (
         Compare.absent("/b"),
-        Compare.version_is("/a", 1),
+        Compare("/a", version=1),
         Compare.unchanged(store.get("/a")),
     )
     assert store.commit(Transaction(compares=compares, puts={"/b": b""}, deletes=("/a",))) == 2
     assert store.get("/a") is None
 
 
-def test_compare_and_set_is_won_once(store):
-    """Of two writers who read the same entry, the second is refused; a recreated key as well."""
-    compare_and_set(store, "/a", b"1", expected=None)
+def test_an_entry_that_was_read_is_replaced_once(store):
+    """Of two writers that read the same entry, the second is refused; a recreated key as well."""
+    swap(store, "/a", b"1", expected=None)
     with pytest.raises(Conflict):
-        compare_and_set(store, "/a", b"other", expected=None)
+        swap(store, "/a", b"other", expected=None)
     seen = store.get("/a")
-    compare_and_set(store, "/a", None, expected=seen)
-    compare_and_set(store, "/a", b"1", expected=None)
+    store.commit(Transaction(deletes=("/a",)))
+    swap(store, "/a", b"1", expected=None)
     with pytest.raises(Conflict):
-        compare_and_set(store, "/a", b"2", expected=seen)
+        swap(store, "/a", b"2", expected=seen)
     assert store.get("/a").value == b"1"
-    with pytest.raises(InvalidRequest):
-        compare_and_set(store, "/b", b"", expected=store.get("/a"))
 
 
 def test_threads_that_count_lose_no_step(store):
@@ -224,7 +221,7 @@ def test_threads_that_count_lose_no_step(store):
         while done < 10:
             seen = store.get("/n")
             try:
-                compare_and_set(store, "/n", b"%d" % (int(seen.value) + 1), expected=seen)
+                swap(store, "/n", b"%d" % (int(seen.value) + 1), expected=seen)
                 done += 1
             except Conflict:
                 continue
@@ -250,22 +247,12 @@ def test_applied_lsn_never_goes_back(store):
     assert store.applied_lsn("none") is None
 
 
-def test_generation_never_goes_back(store):
-    """The generation is 0 at first, takes what is set, and refuses less."""
-    assert store.generation() == 0
-    store.commit(Transaction(generation=9))
-    store.commit(Transaction(generation=9))
-    with pytest.raises(Conflict):
-        store.commit(Transaction(generation=8, puts={"/a": b""}))
-    assert (store.generation(), store.get("/a")) == (9, None)
-
-
 # -------------------------------------------------------------------------------- limits
 
 
 @pytest.mark.parametrize(
     "key",
-    ["", "a", "!generation", "/" + "k" * 1024, "/é" * 400, "/a\n", "/a\0", "/\ud800", b"/a", None],
+    ["", "a", "!applied/j", "/" + "k" * 1024, "/é" * 400, "/a\n", "/a\0", "/\ud800", b"/a", None],
     ids=ascii,
 )
 def test_bad_keys_are_refused_everywhere(store, key):
@@ -298,10 +285,9 @@ def test_bad_keys_are_refused_everywhere(store, key):
         Transaction(applied={"j": -1}),
         Transaction(applied={"j": NUMBER_MAX + 1}),
         Transaction(applied={"j": 1.5}),
-        Transaction(generation=-1),
         Transaction(requires=LeaseEpoch("", 1)),
     ],
-    ids=range(15),
+    ids=range(14),
 )
 def test_bad_transactions_are_refused(store, transaction):
     """A transaction beyond the limits is an InvalidRequest and changes nothing."""
@@ -449,7 +435,6 @@ def test_closed_store_refuses_every_call(store):
         lambda: store.commit(Transaction()),
         store.revision,
         lambda: store.applied_lsn("j"),
-        store.generation,
         lambda: store.acquire("lake", "one", 10),
         lambda: store.renew(lease),
         lambda: store.release(lease),
@@ -457,11 +442,3 @@ def test_closed_store_refuses_every_call(store):
     ):
         with pytest.raises(Closed):
             call()
-
-
-def test_context_manager_closes(home):
-    """Leaving the block closes the store."""
-    with home.store as store:
-        put(store, a=b"")
-    with pytest.raises(Closed):
-        store.get("/a")

@@ -38,7 +38,7 @@ small = st.integers(min_value=0, max_value=5)
 values = st.one_of(st.binary(max_size=8), st.sampled_from([b"x" * 5000, b"y" * 20_000]))
 compares = st.one_of(
     st.builds(Compare.absent, keys),
-    st.builds(Compare.version_is, keys, small),
+    st.builds(Compare, keys, small),
     st.builds(lambda key, revision: Compare(key, mod_revision=revision), keys, st.integers(0, 20)),
 )
 
@@ -64,7 +64,6 @@ class Model:
         self.entries = {}
         self.revision = 0
         self.applied = {}
-        self.generation = 0
         self.epochs = {}
         self.held = {}
 
@@ -79,9 +78,7 @@ class Model:
                 return True
             if compare.mod_revision is not None and revision != compare.mod_revision:
                 return True
-        if any(lsn < self.applied.get(name, 0) for name, lsn in transaction.applied.items()):
-            return True
-        return transaction.generation is not None and transaction.generation < self.generation
+        return any(lsn < self.applied.get(name, 0) for name, lsn in transaction.applied.items())
 
     def apply(self, transaction):
         revision = self.revision + 1
@@ -90,10 +87,7 @@ class Model:
             version = self.entries.get(key, (b"", 0, 0))[1] + 1
             self.entries[key] = (value, version, revision)
         self.applied.update(transaction.applied)
-        if transaction.generation is not None:
-            self.generation = transaction.generation
-        facts = transaction.applied or transaction.generation is not None
-        if transaction.puts or deleted or facts:
+        if transaction.puts or deleted or transaction.applied:
             self.revision = revision
 
 
@@ -117,18 +111,16 @@ class StoreMachine(RuleBasedStateMachine):
         puts=st.dictionaries(keys, values, max_size=4),
         deletes=st.lists(keys, max_size=2, unique=True),
         applied=st.dictionaries(st.sampled_from(JOURNALS), small, max_size=1),
-        generation=st.one_of(st.none(), st.none(), small),
         requires=st.one_of(
             st.none(), st.builds(LeaseEpoch, st.sampled_from(LEASES), st.integers(1, 4))
         ),
     )
-    def commit(self, *, compares, puts, deletes, applied, generation, requires):
+    def commit(self, *, compares, puts, deletes, applied, requires):
         transaction = Transaction(
             compares=tuple(compares),
             puts=puts,
             deletes=tuple(key for key in deletes if key not in puts),
             applied=applied,
-            generation=generation,
             requires=requires,
         )
         if self.model.refuses(transaction, self.clock.seconds):
@@ -212,7 +204,6 @@ class StoreMachine(RuleBasedStateMachine):
             entry = self.store.get(key)
             assert (entry and (entry.value, entry.version, entry.mod_revision)) == found.get(key)
         assert self.store.revision() == self.model.revision
-        assert self.store.generation() == self.model.generation
         for name in JOURNALS:
             assert self.store.applied_lsn(name) == self.model.applied.get(name)
         for name in LEASES:

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import yaml
 
 from frazil.config.settings import describe, load_settings
+from frazil.config.sources import SCALAR_ERRORS
 from frazil.config.values import references
 from frazil.errors import InvalidRequest
 
@@ -141,15 +142,7 @@ _BY_BACKEND: Final[Mapping[str, Mapping[str, Rule]]] = {
 }
 
 _ICEBERG: Final = {
-    "catalog.type": _same("lake.catalog.kind"),
-    "catalog.uri": _same("lake.catalog.uri"),
     "catalog.warehouse": _same("lake.warehouse"),
-    "object_store.type": _same("lake.object_store.type"),
-    "object_store.bucket": _same("lake.object_store.bucket"),
-    "object_store.region": _same("lake.object_store.region"),
-    "object_store.endpoint": _same("lake.object_store.endpoint"),
-    "object_store.access_key": _same("lake.object_store.access_key"),
-    "object_store.secret_key": _same("lake.object_store.secret_key"),
     "wal.base_path": _same("data_dir"),
     "wal.max_file_size": _same("log.segment_bytes_max"),
     "wal.sync_mode": Rule("log.sync", _sync_mode),
@@ -191,6 +184,12 @@ DROPPED: Final[Mapping[str, str]] = {
         "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
         "metadata.etcd.prefix"
     ),
+    f"{ICEBERG}.catalog.type": "Frazil has a catalog of its own",
+    f"{ICEBERG}.catalog.uri": "Frazil has a catalog of its own",
+    **{
+        f"{ICEBERG}.object_store.{name}": "tables are in the directory lake.warehouse"
+        for name in ("type", "bucket", "region", "endpoint", "access_key", "secret_key")
+    },
     f"{ICEBERG}.writer.batch_size": "Spark reads 10,000 rows at a time",
     f"{ICEBERG}.writer.max_memory_bytes": "writers take a quarter of lake.worker.heap_bytes",
     f"{ICEBERG}.reader.poll_interval_ms": "readers are told of new records, nothing is polled",
@@ -225,8 +224,6 @@ LEVELS_MAX: Final = 8
 SECTIONS: Final = (WAL_CLOUD, ICEBERG)
 UNIT_CHARACTERS_MAX: Final = 20
 """A longer text with a unit is written as a number: tiny ones would have hundreds of zeros."""
-
-_SCALAR_ERRORS: Final = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError)
 
 
 class Mapped(NamedTuple):
@@ -264,7 +261,7 @@ def read_documents(text: str) -> list[Mapping[str, object]]:
         roots = [root for root in yaml.safe_load_all(text) if root is not None]
     except RecursionError as error:
         raise InvalidRequest("file is nested too deeply") from error
-    except _SCALAR_ERRORS as error:
+    except SCALAR_ERRORS as error:
         raise InvalidRequest("file is not valid YAML", reason=error) from error
     documents: list[Mapping[str, object]] = []
     for number, root in enumerate(roots, start=1):
@@ -313,11 +310,8 @@ def import_danube(document: Mapping[str, object], *, source: str) -> Imported:
             dropped.append(Left(key, rule))
             continue
         try:
-            wanted = {} if value is None else rule.convert(value)
-            if wanted.keys() <= _INFOS.keys():
-                asked[key], targets[key] = wanted, rule.target
-            else:
-                dropped.append(Left(key, f"there is no setting {rule.target}"))
+            asked[key] = {} if value is None else rule.convert(value)
+            targets[key] = rule.target
         except (InvalidRequest, OverflowError) as error:
             dropped.append(Left(key, f"{error} (setting {rule.target})"))
     chosen = _settled(asked, targets, dropped)

@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from pydantic import ValidationError as TreeError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from frazil.config.objects import ObjectsSettings
 from frazil.config.sections import (
@@ -35,13 +34,10 @@ from frazil.config.sections import (
 )
 from frazil.config.serve import AuthSettings, ServeSettings
 from frazil.config.sources import (
-    ENVIRONMENT_PREFIX,
-    NESTED_DELIMITER,
     Entry,
     environment_entries,
     environment_name,
     file_entries,
-    flag_entries,
     read_bytes,
     with_variables,
 )
@@ -81,16 +77,8 @@ SEGMENT_OVERHEAD_BYTES: Final = 1 << 20
 """Header, checkpoint and footer of a segment beside its largest write."""
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """Everything that can be set, frozen. Build it with `load_settings`."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        env_prefix=ENVIRONMENT_PREFIX,
-        env_nested_delimiter=NESTED_DELIMITER,
-    )
 
     data_dir: str = setting("./data", "The directory that holds the log and its metadata.")
     log: LogSettings = Field(default=LogSettings(), description="The journal.")
@@ -111,19 +99,6 @@ class Settings(BaseSettings):
     )
 
     _set_at: dict[str, str] = PrivateAttr(default_factory=dict)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Keep the stock sources out: they pass over unknown names and forget origins."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
 
     @model_validator(mode="after")
     def _refuse_contradictions(self) -> Self:
@@ -180,7 +155,8 @@ def load_settings(
         found = file_entries(read_bytes(path), file=path)
         entries = _looked_up(found, variables, look_up=look_up)
     entries += environment_entries(variables)
-    entries += flag_entries(overrides or {})
+    flags = (overrides or {}).items()
+    entries += [Entry(tuple(key.split(".")), value, "flag") for key, value in flags]
     return _settled(entries)
 
 
@@ -242,7 +218,7 @@ def _looked_up(
         if kind == "secret" or (entry.path[0] == "objects" and kind == "text"):
             found.append(entry)
         elif look_up:
-            found += with_variables([entry], variables)
+            found.append(with_variables(entry, variables))
         elif kind in {"text", "mapping"} or not references(entry.value):
             found.append(entry)
     return found
@@ -296,20 +272,17 @@ def _nearest(key: str) -> str:
 
 
 def _refused(error: TreeError, origins: Mapping[str, str]) -> InvalidRequest:
-    problems = error.errors(include_url=False)
-    first = problems[0]
+    first = error.errors(include_url=False)[0]
     key = ".".join(str(step) for step in first["loc"])
     facts: dict[str, object] = {"key": key, "value": first["input"]}
     info = _BY_PATH.get(key)
     if info is not None:
-        facts["value"] = info.shown(first["input"])
-    if info is not None and info.choices:
-        near = difflib.get_close_matches(str(facts["value"]).lower(), info.choices, n=1)
-        facts["nearest"] = near[0] if near else "|".join(info.choices)
-    if info is not None and info.limits():
-        facts["allowed"] = info.limits()
-    if len(problems) > 1:
-        facts["further_problems"] = len(problems) - 1
+        shown = facts["value"] = info.shown(first["input"])
+        if info.choices:
+            near = difflib.get_close_matches(shown.lower(), info.choices, n=1)
+            facts["nearest"] = near[0] if near else "|".join(info.choices)
+        if info.limits():
+            facts["allowed"] = info.limits()
     reason = str(first["msg"]).removeprefix("Value error, ")
     reason = reason[:1].lower() + reason[1:]
     facts["set_at"] = origins.get(key, "default")
@@ -445,16 +418,14 @@ def _contradiction(settings: Settings) -> InvalidRequest | None:
     for rule in _RULES:
         if not rule.wrong(settings):
             continue
-        values = settings.values()
-        facts: dict[str, object] = {"key": rule.key, "value": _shown(values, rule.key)}
+        key, against = (
+            _BY_PATH[path].shown(attrgetter(path)(settings)) for path in (rule.key, rule.against)
+        )
+        facts = {"key": rule.key, "value": key}
         if rule.against != rule.key:
-            facts |= {"against": rule.against, "against_value": _shown(values, rule.against)}
+            facts |= {"against": rule.against, "against_value": against}
         return InvalidRequest(f"settings contradict each other: {rule.message}", **facts)
     return None
-
-
-def _shown(values: Mapping[str, object], path: str) -> str:
-    return _BY_PATH[path].shown(values[path])
 
 
 def _infos(model: type[BaseModel], above: str = "") -> Iterator[SettingInfo]:

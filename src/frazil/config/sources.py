@@ -6,7 +6,7 @@ What the values mean, and which paths exist, is the business of `frazil.config`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import yaml
@@ -20,7 +20,6 @@ __all__ = [
     "environment_entries",
     "environment_name",
     "file_entries",
-    "flag_entries",
     "parse_assignments",
     "read_bytes",
     "text_of",
@@ -47,7 +46,7 @@ ENVIRONMENT_ALLOWED_PREFIXES: Final = (
 """Variables of the benchmarks and test suites; the engine never reads them."""
 
 # What PyYAML's constructors raise on a scalar that does not fit its tag, e.g. `2026-13-45`.
-_SCALAR_ERRORS: Final = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError)
+SCALAR_ERRORS: Final = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError)
 
 
 class Entry(NamedTuple):
@@ -87,11 +86,6 @@ def environment_entries(environment: Mapping[str, str]) -> list[Entry]:
             )
         entries.append(entry)
     return entries
-
-
-def flag_entries(overrides: Mapping[str, object]) -> list[Entry]:
-    """Return overrides given by dotted path."""
-    return [Entry(tuple(key.split(".")), value, "flag") for key, value in overrides.items()]
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, object]:
@@ -158,18 +152,15 @@ def file_entries(data: bytes, *, file: str) -> list[Entry]:
     return list(_walk(loader, root, (), file))
 
 
-def with_variables(entries: Iterable[Entry], variables: Mapping[str, str]) -> list[Entry]:
-    """Return entries whose texts have the values of the variables that they name as `${NAME}`.
+def with_variables(entry: Entry, variables: Mapping[str, str]) -> Entry:
+    """Return an entry whose texts have the values of the variables that they name as `${NAME}`.
 
-    The origin of such an entry names them.
+    Its origin names them.
 
     Raises:
         InvalidRequest: if one is not set.
     """
-    return [_with_variables(entry, variables) for entry in entries]
 
-
-def _with_variables(entry: Entry, variables: Mapping[str, str]) -> Entry:
     def read(value: object) -> object:
         if not isinstance(value, str):
             return value
@@ -185,42 +176,40 @@ def _with_variables(entry: Entry, variables: Mapping[str, str]) -> Entry:
             found = read(entry.value)
     except InvalidRequest as error:
         raise InvalidRequest(error.message, **error.details, set_at=entry.origin) from None
-    told = ", ".join(f"${{{name}}}" for name in names)
-    return Entry(entry.path, found, f"{entry.origin} {told}")
+    named = ", ".join(f"${{{name}}}" for name in names)
+    return Entry(entry.path, found, f"{entry.origin} {named}")
 
 
 def _walk(
     loader: yaml.SafeLoader, node: yaml.MappingNode, above: tuple[str, ...], file: str
 ) -> Iterator[Entry]:
-    seen: set[str] = set()
-    for key_node, value_node in node.value:
-        origin = _mark(key_node, file=file)
-        key = _scalar(loader, key_node, origin)
+    for key, value_node, origin in _pairs(loader, node, file):
         if not isinstance(key, str):
             raise InvalidRequest("key of a setting is not a text", key=key, set_at=origin)
         path = (*above, key)
-        if key in seen:
-            raise InvalidRequest("setting is given twice", key=".".join(path), set_at=origin)
-        seen.add(key)
         if not isinstance(value_node, yaml.MappingNode):
             yield Entry(path, _scalar(loader, value_node, origin), origin)
         elif len(path) == LEVELS_MAX:
-            # Going on would follow an alias that holds itself.
-            yield Entry(path, _mapping(loader, value_node, file), origin)
+            # The value of a setting that is a mapping. Going on would follow an alias that holds
+            # itself.
+            pairs = _pairs(loader, value_node, file)
+            yield Entry(path, {name: _scalar(loader, each, at) for name, each, at in pairs}, origin)
         else:
             yield from _walk(loader, value_node, path, file)
 
 
-def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> dict[object, object]:
-    """Return the names and single values of a setting that is a mapping."""
-    found: dict[object, object] = {}
+def _pairs(
+    loader: yaml.SafeLoader, node: yaml.MappingNode, file: str
+) -> Iterator[tuple[object, yaml.Node, str]]:
+    """Yield each key of a mapping with the node of its value and its line."""
+    seen: set[object] = set()
     for key_node, value_node in node.value:
         origin = _mark(key_node, file=file)
         key = _scalar(loader, key_node, origin)
-        if key in found:
-            raise InvalidRequest("name is given twice", key=key, set_at=origin)
-        found[key] = _scalar(loader, value_node, origin)
-    return found
+        if key in seen:
+            raise InvalidRequest("setting is given twice", key=key, set_at=origin)
+        seen.add(key)
+        yield key, value_node, origin
 
 
 def _scalar(loader: yaml.SafeLoader, node: yaml.Node, origin: str) -> object:
@@ -228,7 +217,7 @@ def _scalar(loader: yaml.SafeLoader, node: yaml.Node, origin: str) -> object:
         raise InvalidRequest("setting must be one value, not a list or mapping", set_at=origin)
     try:
         value: object = loader.construct_object(node)
-    except _SCALAR_ERRORS as error:
+    except SCALAR_ERRORS as error:
         raise InvalidRequest("value is not plain YAML", tag=node.tag, set_at=origin) from error
     return value
 

@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Conflict, InvalidRequest, Unavailable
-from frazil.fs import LockTaken, RealFileSystem, read_fully
+from frazil.fs import LockTaken, read_file
 
 if TYPE_CHECKING:
     from frazil.fs import FileSystem, LockHandle
@@ -90,15 +90,9 @@ def take_lock(file_system: FileSystem, paths: DataDirectory) -> LockHandle:
 def file_system_kind(path: str) -> str:
     """Return the type of the mounted file system that holds `path`, empty if unknown."""
     try:
-        file = RealFileSystem().open("/proc/self/mounts", "read")
+        text = read_file("/proc/self/mounts", MOUNTS_BYTES_MAX).decode(errors="replace")
     except OSError:
         return ""
-    try:
-        text = read_fully(file, 0, MOUNTS_BYTES_MAX).decode(errors="replace")
-    except OSError:
-        return ""
-    finally:
-        file.close()
     entries = [words[1:3] for line in text.splitlines() if len(words := line.split(" ")) > 2]
     real = os.path.realpath(path)
     best, kind = "", ""

@@ -8,7 +8,7 @@ from frazil.metadata.memory import MemoryStore
 from frazil.metadata.ownership import LEASE, Ownership, holder_of
 from frazil.metadata.sqlite import SqliteStore
 from frazil.metadata.sqlite_file import move_aside
-from frazil.metadata.store import MetadataStore, Page, compare_and_set, entries
+from frazil.metadata.store import MetadataStore, Page, entries
 from frazil.metadata.transaction import (
     LIST_BYTES_MAX,
     NUMBER_MAX,
@@ -39,7 +39,6 @@ __all__ = [
     "Revision",
     "SqliteStore",
     "Transaction",
-    "compare_and_set",
     "entries",
     "holder_of",
     "move_aside",

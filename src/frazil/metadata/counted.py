@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from frazil.clock import SystemClock
 from frazil.errors import Closed, Unavailable
@@ -17,35 +17,29 @@ if TYPE_CHECKING:
 
 __all__ = ["CountedStore"]
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def _counted(
-    method: Callable[Concatenate[MetadataStore, P], R],
-) -> Callable[Concatenate[CountedStore, P], R]:
+def _counted(method: F) -> F:
     """Return a method of `CountedStore` that counts a call and passes it on."""
     name = method.__name__
 
     @functools.wraps(method)
-    def call(self: CountedStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(self: CountedStore, /, *args: Any, **kwargs: Any) -> Any:
         begun_s = self._clock.monotonic()
         failed = 0
         try:
-            answer: R = getattr(self._store, name)(*args, **kwargs)
+            return getattr(self._store, name)(*args, **kwargs)
         except (Unavailable, Closed):
             failed = 1
             raise
-        else:
-            return answer
         finally:
-            taken_s = self._clock.monotonic() - begun_s
             with self._lock:
                 self.operations += 1
                 self.failures += failed
-                self.seconds += taken_s
+                self.seconds += self._clock.monotonic() - begun_s
 
-    return call
+    return cast("F", call)
 
 
 class CountedStore:
@@ -65,18 +59,11 @@ class CountedStore:
         self.failures = 0
         self.seconds = 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     get = _counted(MetadataStore.get)
     list = _counted(MetadataStore.list)
     commit = _counted(MetadataStore.commit)
     revision = _counted(MetadataStore.revision)
     applied_lsn = _counted(MetadataStore.applied_lsn)
-    generation = _counted(MetadataStore.generation)
     acquire = _counted(MetadataStore.acquire)
     renew = _counted(MetadataStore.renew)
     release = _counted(MetadataStore.release)

@@ -6,22 +6,17 @@ A call that gets no answer leaves the store open; it works again when the server
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
-from frazil.errors import Closed, Conflict
+from frazil.errors import Conflict
 from frazil.metadata.etcd_lease import EtcdLeases
 from frazil.metadata.etcd_rpc import Compacted, EtcdServers, TooLarge
 from frazil.metadata.etcd_space import (
     APPLIED,
-    GENERATION,
     HELD,
     STORE,
     EtcdSpace,
-    held_value,
     modified_is,
-    number_of,
-    value_is,
 )
 from frazil.metadata.proto import etcd_pb2 as wire
 from frazil.metadata.transaction import (
@@ -34,12 +29,11 @@ from frazil.metadata.transaction import (
     check_name,
     check_page,
     check_transaction,
+    number_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
-    from typing import Self
 
     from frazil.clock import Clock
     from frazil.config import EtcdSettings
@@ -59,14 +53,15 @@ TRIES_MAX: Final = 20
 class EtcdStore:
     """A metadata store in etcd; see `frazil.metadata.store.MetadataStore` for the contract."""
 
+    operations_max = OPERATIONS_MAX
+    bytes_max = BYTES_MAX
+
     def __init__(self, servers: EtcdServers, space: EtcdSpace, clock: Clock) -> None:
         self._servers = servers
         self._space = space
         self._keys = space.keys
         self._leases = EtcdLeases(space, clock)
-        self._lock = threading.Lock()
         self._numbers: dict[str, wire.KeyValue | None] = {}
-        self._closed = False
 
     @classmethod
     def open(cls, settings: EtcdSettings, *, clock: Clock) -> EtcdStore:
@@ -89,25 +84,15 @@ class EtcdStore:
         """What tells this store from others, also from a later one in the same place."""
         return self._space.id
 
-    @property
-    def operations_max(self) -> int:
-        return OPERATIONS_MAX
-
-    @property
-    def bytes_max(self) -> int:
-        return BYTES_MAX
-
     # -- reading ---------------------------------------------------------------------------------
 
     def get(self, key: str) -> Entry | None:
         check_key(key)
-        self._check_open()
         _, (found,) = self._space.read(key)
         return None if found is None else self._keys.entry(found)
 
     def list(self, prefix: str, *, limit: int = LIST_ENTRIES_MAX, after: str | None = None) -> Page:
         check_page(prefix, limit=limit, after=after)
-        self._check_open()
         # The smallest key behind another is that key with a zero byte.
         first = self._keys.of(prefix)
         if after is not None:
@@ -139,32 +124,22 @@ class EtcdStore:
         return page
 
     def revision(self) -> Revision:
-        self._check_open()
         number, _ = self._space.read(STORE)
         return self._keys.revision(number)
 
     def applied_lsn(self, journal_id: str) -> int | None:
         check_name(journal_id, what="journal id")
-        self._check_open()
         _, (found,) = self._space.read(APPLIED + journal_id)
         return number_of(found)
-
-    def generation(self) -> int:
-        self._check_open()
-        _, (found,) = self._space.read(GENERATION)
-        return number_of(found) or 0
 
     # -- changing --------------------------------------------------------------------------------
 
     def commit(self, transaction: Transaction) -> Revision:
         check_transaction(transaction, operations_max=OPERATIONS_MAX, bytes_max=BYTES_MAX)
-        self._check_open()
         requires = transaction.requires
         if requires is not None:
             self._leases.check(requires.name, requires.epoch)
         numbers = {APPLIED + journal: lsn for journal, lsn in transaction.applied.items()}
-        if transaction.generation is not None:
-            numbers[GENERATION] = transaction.generation
         keys = self._keys
         steps = [keys.put(key, value) for key, value in transaction.puts.items()]
         steps += [keys.delete(key) for key in transaction.deletes]
@@ -172,106 +147,73 @@ class EtcdStore:
         fixed = [keys.compare(compare) for compare in transaction.compares]
         otherwise = [compare.key for compare in transaction.compares]
         if requires is not None:
-            fixed.append(value_is(keys.of(HELD + requires.name), held_value(requires.epoch)))
+            held, epoch = keys.of(HELD + requires.name), b"%d" % requires.epoch
+            fixed.append(wire.Condition(target=wire.VALUE, key=held, value=epoch))
             otherwise.append(HELD + requires.name)
-        known = self._known(numbers)
+        # What is old among the numbers seen last is found out by the transaction.
+        known = {key: self._numbers.get(key) for key in numbers}
         for _ in range(TRIES_MAX):
             conditions = fixed + [
                 modified_is(keys.of(key), 0 if found is None else found.mod_revision)
                 for key, found in known.items()
             ]
+            found: Sequence[wire.KeyValue | None]
             if all(_is_forward(known[key], number) for key, number in numbers.items()):
                 outcome = self._space.transact(conditions, steps, otherwise=[*otherwise, *numbers])
                 if outcome.revision:
                     return self._note(numbers, outcome.revision)
-                _check_lease(transaction, outcome.found[: len(otherwise)])
-                self._check_compares(transaction, outcome.found)
-                fresh: Sequence[wire.KeyValue | None] = outcome.found[len(otherwise) :]
+                found = outcome.found
             else:
                 # What is known may be old, or a compare may explain why the caller is behind.
                 _, found = self._space.read(*otherwise, *numbers)
-                _check_lease(transaction, found[: len(otherwise)])
-                self._check_compares(transaction, found)
-                fresh = found[len(otherwise) :]
-                _check_forward(numbers, fresh)
-            known = dict(zip(numbers, fresh, strict=True))
+            _check_lease(transaction, found[: len(otherwise)])
+            self._check_compares(transaction, found)
+            known = dict(zip(numbers, found[len(otherwise) :], strict=True))
+            _check_forward(numbers, known)
         raise Conflict("metadata is changed by others again and again, try again")
 
-    def _known(self, numbers: Mapping[str, int]) -> dict[str, wire.KeyValue | None]:
-        """Return the numbers as last seen; what is old is found out by the transaction."""
-        with self._lock:
-            return {key: self._numbers.get(key) for key in numbers}
-
     def _note(self, numbers: Mapping[str, int], revision: int) -> Revision:
-        with self._lock:
-            for key, number in numbers.items():
-                self._numbers[key] = wire.KeyValue(value=b"%d" % number, mod_revision=revision)
+        for key, number in numbers.items():
+            self._numbers[key] = wire.KeyValue(value=b"%d" % number, mod_revision=revision)
         return self._keys.revision(revision)
 
     def _check_compares(
         self, transaction: Transaction, found: Sequence[wire.KeyValue | None]
     ) -> None:
         for compare, pair in zip(transaction.compares, found, strict=False):
-            entry = None if pair is None else self._keys.entry(pair)
-            if not compare.holds(entry):
-                raise Conflict(
-                    "metadata key has changed, read it again",
-                    key=compare.key,
-                    version=entry.version if entry is not None else 0,
-                    mod_revision=entry.mod_revision if entry is not None else 0,
-                )
+            compare.check(None if pair is None else self._keys.entry(pair))
 
     # -- leases --------------------------------------------------------------------------------
 
     def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
-        self._check_open()
         return self._leases.acquire(name, holder, ttl_s, epoch_above)
 
     def renew(self, lease: Lease) -> Lease:
-        self._check_open()
+        self._servers.check_open()
         return self._leases.renew(lease)
 
     def release(self, lease: Lease) -> None:
-        self._check_open()
+        self._servers.check_open()
         self._leases.release(lease)
 
     def held(self, name: str) -> Lease | None:
         check_name(name, what="lease name")
-        self._check_open()
         return self._leases.held(name)
 
     def close(self) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
         self._leases.close()
         self._servers.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Closed("metadata store is closed")
 
 
 def _is_forward(known: wire.KeyValue | None, number: int) -> bool:
     return known is None or number >= (number_of(known) or 0)
 
 
-def _check_forward(numbers: Mapping[str, int], found: Sequence[wire.KeyValue | None]) -> None:
-    for (key, number), pair in zip(numbers.items(), found, strict=True):
-        if not _is_forward(pair, number):
-            raise Conflict("metadata would go back", key=key, number=number, stored=number_of(pair))
+def _check_forward(numbers: Mapping[str, int], found: Mapping[str, wire.KeyValue | None]) -> None:
+    for key, number in numbers.items():
+        if not _is_forward(found[key], number):
+            stored = number_of(found[key])
+            raise Conflict("metadata would go back", key=key, number=number, stored=stored)
 
 
 def _check_lease(transaction: Transaction, found: Sequence[wire.KeyValue | None]) -> None:

@@ -7,7 +7,6 @@ later.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from typing import TYPE_CHECKING, Final
@@ -16,9 +15,10 @@ import attrs
 
 from frazil.errors import Conflict, FrazilError, Overloaded
 from frazil.metadata.etcd_rpc import LeaseGone
-from frazil.metadata.etcd_space import HELD, LEASE, held_value, modified_is, number_of
+from frazil.metadata.etcd_space import HELD, LEASE, modified_is
 from frazil.metadata.lease import LEASES_MAX, Lease, LeaseRecord, check_lease
 from frazil.metadata.proto import etcd_pb2 as wire
+from frazil.metadata.transaction import number_of
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
@@ -66,9 +66,8 @@ class EtcdLeases:
     def acquire(self, name: str, holder: str, ttl_s: float, epoch_above: int) -> Lease:
         """Take a lease under a new epoch; see the interface of the store."""
         check_lease(name, holder, ttl_s, epoch_above)
-        with self._lock:
-            if name not in self._own and len(self._own) >= LEASES_MAX:
-                raise Overloaded("too many leases are held", leases_max=LEASES_MAX)
+        if name not in self._own and len(self._own) >= LEASES_MAX:
+            raise Overloaded("too many leases are held", leases_max=LEASES_MAX)
         for _ in range(TRIES_MAX):
             stored = self._free(name, holder)
             record = stored.record.following(holder, epoch_above=epoch_above)
@@ -82,8 +81,7 @@ class EtcdLeases:
         stored = self._read(name)
         if stored.held is None or stored.record.holder == holder:
             return stored
-        with self._lock:
-            own = self._own.get(name)
+        own = self._own.get(name)
         if own is not None and own.lease.epoch == stored.epoch_held and self._is_over(own.lease):
             # Ours by etcd's clock, over by our own: that is the one that counts.
             self._revoke(own)
@@ -113,7 +111,7 @@ class EtcdLeases:
                 ],
                 [
                     space.keys.put(LEASE + name, record.encode()),
-                    space.keys.put(HELD + name, held_value(record.epoch), lease=granted.id),
+                    space.keys.put(HELD + name, b"%d" % record.epoch, lease=granted.id),
                 ],
                 otherwise=(),
             )
@@ -157,10 +155,7 @@ class EtcdLeases:
             if own is None or own.lease.epoch != lease.epoch:
                 return
             del self._own[lease.name]
-        with contextlib.suppress(LeaseGone):
-            self._space.servers.change(
-                "Lease/LeaseRevoke", wire.LeaseRevokeRequest(id=own.id), wire.LeaseRevokeResponse
-            )
+        self._revoke(own)
 
     def held(self, name: str) -> Lease | None:
         """Return the lease if somebody holds it now; of another's, the time left is etcd's."""
@@ -168,8 +163,7 @@ class EtcdLeases:
         epoch = stored.epoch_held
         if epoch is None or stored.held is None:
             return None
-        with self._lock:
-            own = self._own.get(name)
+        own = self._own.get(name)
         if own is not None and own.lease.epoch == epoch:
             return None if self._is_over(own.lease) else own.lease
         now = self._clock.monotonic()
@@ -185,8 +179,7 @@ class EtcdLeases:
 
     def check(self, name: str, epoch: int) -> None:
         """Refuse an epoch whose time is over by our own clock, whatever etcd still has."""
-        with self._lock:
-            own = self._own.get(name)
+        own = self._own.get(name)
         if own is not None and own.lease.epoch == epoch and self._is_over(own.lease):
             raise self._lost(name, epoch)
 
@@ -205,11 +198,9 @@ class EtcdLeases:
         return _Stored(LeaseRecord.decode(record.value), record.mod_revision, held)
 
     def _held_own(self, name: str, epoch: int) -> _Own | None:
-        with self._lock:
-            own = self._own.get(name)
-        if own is None or own.lease.epoch != epoch or self._is_over(own.lease):
-            return None
-        return own
+        own = self._own.get(name)
+        is_held = own is not None and own.lease.epoch == epoch and not self._is_over(own.lease)
+        return own if is_held else None
 
     def _is_over(self, lease: Lease) -> bool:
         return lease.expires_at <= self._clock.monotonic()

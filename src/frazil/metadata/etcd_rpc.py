@@ -7,21 +7,19 @@ taken by the first.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-import attrs
 import grpc
 
 from frazil.config import resolve
 from frazil.errors import Closed, InvalidRequest, Overloaded, Unavailable
-from frazil.fs import RealFileSystem, read_fully
+from frazil.fs import read_file
 from frazil.metadata.proto import etcd_pb2 as wire
 
 if TYPE_CHECKING:
-    from typing import Self
+    from google.protobuf.message import Message
 
     from frazil.clock import Clock
     from frazil.config import EtcdSettings
@@ -55,19 +53,12 @@ _NOT_DONE: Final = (
     "is a learner",
     "too many requests",
 )
+_USER_ERRORS: Final = ("auth", "user name", "permission denied")
 _SERVERS_FULL: Final = "database space exceeded"
 
 
-class _Request(Protocol):
-    def SerializeToString(self) -> bytes: ...  # noqa: N802 - protobuf's name
-
-
-class _Response(Protocol):
-    @classmethod
-    def FromString(cls, data: bytes, /) -> Self: ...  # noqa: N802 - protobuf's name
-
-
-R = TypeVar("R", bound=_Response)
+R = TypeVar("R", bound="Message")
+T = TypeVar("T")
 
 
 class Compacted(Exception):
@@ -82,8 +73,7 @@ class TooLarge(Exception):
     """The answer has more bytes than may be received at once."""
 
 
-@attrs.frozen
-class _Server:
+class _Server(NamedTuple):
     url: str
     channel: grpc.Channel
 
@@ -94,7 +84,6 @@ class EtcdServers:
     def __init__(self, settings: EtcdSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._lock = threading.Lock()
         self._current = 0
         self._token = ""
         self._closed = False
@@ -106,18 +95,23 @@ class EtcdServers:
         credentials = _credentials(settings) if secure else None
         self._servers = [_Server(url, _channel(url, credentials)) for url in urls]
 
+    def check_open(self) -> None:
+        """Refuse calls after the end."""
+        if self._closed:
+            raise Closed("metadata store is closed")
+
     def close(self) -> None:
         """End all calls and connections."""
         self._closed = True
         for server in self._servers:
             server.channel.close()
 
-    def read(self, method: str, request: _Request, response: type[R]) -> R:
+    def read(self, method: str, request: Message, response: type[R]) -> R:
         """Make a call without effects, at one server after another until the time is over."""
         return self._each(method, request, response, changes=False, timeout_s=TIMEOUT_S)
 
     def change(
-        self, method: str, request: _Request, response: type[R], *, timeout_s: float | None = None
+        self, method: str, request: Message, response: type[R], *, timeout_s: float | None = None
     ) -> R:
         """Make a call that changes something.
 
@@ -147,11 +141,8 @@ class EtcdServers:
         limit_s = min(TIMEOUT_S, timeout_s)
         return self._tries(call, what="LeaseKeepAlive", changes=False, timeout_s=limit_s)
 
-    def _ended(self, error: ValueError) -> Exception:
-        return Closed("metadata store is closed") if self._closed else error
-
     def _each(
-        self, method: str, request: _Request, response: type[R], *, changes: bool, timeout_s: float
+        self, method: str, request: Message, response: type[R], *, changes: bool, timeout_s: float
     ) -> R:
         def call(server: _Server, limit_s: float) -> R:
             answer: R = server.channel.unary_unary(
@@ -166,23 +157,22 @@ class EtcdServers:
     def _tries(
         self, call: Callable[[_Server, float], T], *, what: str, changes: bool, timeout_s: float
     ) -> T:
+        self.check_open()
         deadline = self._clock.monotonic() + timeout_s
         tries = max(2, len(self._servers))
         for left in range(tries - 1, -1, -1):
-            with self._lock:
-                index = self._current
+            index = self._current
             server = self._servers[index]
             rest_s = max(deadline - self._clock.monotonic(), 0.01)
             # A server that hangs must leave time for the others, unless it has taken a change.
-            limit_s = (
-                rest_s if changes else rest_s / (left + 1) if len(self._servers) > 1 else rest_s
-            )
+            limit_s = rest_s if changes or len(self._servers) == 1 else rest_s / (left + 1)
             try:
                 self._log_in(server, limit_s)
                 return call(server, limit_s)
-            except ValueError as error:
+            except ValueError:
                 # What grpc says of a connection that another thread has closed.
-                raise self._ended(error) from error
+                self.check_open()
+                raise
             except grpc.RpcError as error:
                 if not left or not self._may_go_on(error, index, changes=changes):
                     raise _meaning(error, what=what, url=server.url, changes=changes) from error
@@ -191,7 +181,7 @@ class EtcdServers:
     def _may_go_on(self, error: grpc.RpcError, index: int, *, changes: bool) -> bool:
         code = error.code()
         if code is grpc.StatusCode.UNAUTHENTICATED:
-            self._forget_token()
+            self._token = ""
             return True
         if code not in (
             grpc.StatusCode.UNAVAILABLE,
@@ -199,20 +189,13 @@ class EtcdServers:
             grpc.StatusCode.UNKNOWN,
         ):
             return False
-        self._turn(index)
+        if index == self._current:
+            # The next server is asked from now on, unless another thread has turned already.
+            self._current = (index + 1) % len(self._servers)
         return not changes or _is_not_done(error)
-
-    def _turn(self, index: int) -> None:
-        """Ask the next server from now on, unless somebody has turned already."""
-        with self._lock:
-            if index == self._current:
-                self._current = (self._current + 1) % len(self._servers)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (("token", self._token),) if self._token else ()
-
-    def _forget_token(self) -> None:
-        self._token = ""
 
     def _log_in(self, server: _Server, timeout_s: float) -> None:
         if not self._settings.user or self._token:
@@ -228,16 +211,9 @@ class EtcdServers:
         self._token = answer.token
 
 
-T = TypeVar("T")
-
-
 def _is_not_done(error: grpc.RpcError) -> bool:
     text = str(error.details()).lower()
     return any(words in text for words in _NOT_DONE)
-
-
-def _is_about_users(text: str) -> bool:
-    return any(words in text for words in ("auth", "user name", "permission denied"))
 
 
 def _meaning(error: grpc.RpcError, *, what: str, url: str, changes: bool) -> Exception:
@@ -253,7 +229,9 @@ def _meaning(error: grpc.RpcError, *, what: str, url: str, changes: bool) -> Exc
         return Overloaded("etcd is full: compact and defragment it", **facts)
     if code is status.RESOURCE_EXHAUSTED and "larger than max" in text:
         return TooLarge(text)
-    if code in (status.UNAUTHENTICATED, status.PERMISSION_DENIED) or _is_about_users(text):
+    if code in (status.UNAUTHENTICATED, status.PERMISSION_DENIED) or any(
+        map(text.__contains__, _USER_ERRORS)
+    ):
         return InvalidRequest(
             "etcd refuses the user, look at metadata.etcd.user and metadata.etcd.password", **facts
         )
@@ -282,11 +260,7 @@ def _content(path: str, setting: str) -> bytes | None:
     if not path:
         return None
     try:
-        file = RealFileSystem().open(path, "read")
-        try:
-            return read_fully(file, 0, FILE_BYTES_MAX)
-        finally:
-            file.close()
+        return read_file(path, FILE_BYTES_MAX)
     except OSError as error:
         raise InvalidRequest(
             "file of a setting cannot be read", setting=setting, path=path, error=error

@@ -9,14 +9,12 @@ and what a reader then sees is what counts.
 <prefix>!store               made once; revisions are counted from it
 <prefix>!ticket              written when a commit had no answer, so that it cannot come late
 <prefix>!applied/<journal>   the LSN up to which a journal is applied
-<prefix>!generation          the generation
 <prefix>!lease/<name>        the last epoch of a lease and who had it; it stays
 <prefix>!held/<name>         the epoch of a lease that is held; it goes with etcd's own lease
 """
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "APPLIED",
-    "GENERATION",
     "HELD",
     "LEASE",
     "STORE",
@@ -44,16 +41,12 @@ __all__ = [
     "Keys",
     "Outcome",
     "created_is",
-    "held_value",
     "modified_is",
-    "number_of",
-    "value_is",
 ]
 
 STORE: Final = "!store"
 TICKET: Final = "!ticket"
 APPLIED: Final = "!applied/"
-GENERATION: Final = "!generation"
 LEASE: Final = "!lease/"
 HELD: Final = "!held/"
 
@@ -116,27 +109,6 @@ def created_is(key: bytes, revision: int) -> wire.Condition:
     return wire.Condition(target=wire.CREATE, key=key, create_revision=revision)
 
 
-def value_is(key: bytes, value: bytes) -> wire.Condition:
-    """Return the condition that a key exists and has a value."""
-    return wire.Condition(target=wire.VALUE, key=key, value=value)
-
-
-def held_value(epoch: int) -> bytes:
-    """Return what the key of a held lease has as its value."""
-    return b"%d" % epoch
-
-
-def number_of(found: wire.KeyValue | None) -> int | None:
-    """Read a number; None if it was never put."""
-    if found is None:
-        return None
-    if not found.value.isdigit():
-        raise CorruptionError(
-            "metadata number is damaged", key=repr(found.key), value=found.value.hex()
-        )
-    return int(found.value)
-
-
 FORMAT: Final = 1
 TRIES_MAX: Final = 20
 FIND_TRIES: Final = 3
@@ -160,7 +132,7 @@ class StoreRecord(msgspec.Struct, frozen=True):
 
     format: int
     id: str
-    """Made by chance with the store: who knows it knows that the store is the same."""
+    """Random id made at creation: another one shows that the store was removed and made again."""
 
 
 class EtcdSpace:
@@ -170,7 +142,6 @@ class EtcdSpace:
         self.servers = servers
         self.id = fresh_id
         self.keys = Keys(prefix.encode())
-        self._lock = threading.Lock()
         self._ticket = 0
         self._unsettled = False
         self._find()
@@ -224,8 +195,7 @@ class EtcdSpace:
         """
         for _ in range(TRIES_MAX):
             self._settle()
-            with self._lock:
-                ticket = self._ticket
+            ticket = self._ticket
             keys = self.keys
             request = wire.TxnRequest(
                 compare=[
@@ -244,8 +214,7 @@ class EtcdSpace:
                 raise Closed("metadata in etcd was removed or replaced, open it again")
             if (0 if now is None else now.mod_revision) == ticket:
                 return Outcome(0, tuple(found))
-            with self._lock:
-                self._ticket = 0 if now is None else now.mod_revision
+            self._ticket = 0 if now is None else now.mod_revision
         raise Conflict("metadata is settled again and again by others, try again")
 
     def _send(self, request: wire.TxnRequest) -> wire.TxnResponse:
@@ -253,15 +222,13 @@ class EtcdSpace:
             return self.servers.change("KV/Txn", request, wire.TxnResponse)
         except Unavailable as error:
             if error.details.get("outcome") == "unknown":
-                with self._lock:
-                    self._unsettled = True
+                self._unsettled = True
             raise
 
     def _settle(self) -> None:
         """Keep out what had no answer, before anything else is done."""
-        with self._lock:
-            if not self._unsettled:
-                return
+        if not self._unsettled:
+            return
         request = wire.TxnRequest(
             compare=[created_is(self.keys.of(STORE), self.keys.base)],
             success=[self.keys.put(TICKET, b"")],
@@ -274,9 +241,10 @@ class EtcdSpace:
             raise Unavailable(error.message, **facts) from error
         if not answer.succeeded:
             raise Closed("metadata in etcd was removed or replaced, open it again")
-        with self._lock:
-            self._ticket = answer.header.revision
-            self._unsettled = False
+        # In this order: a commit with the new ticket that gets no answer comes after it, so that
+        # its mark stays; one with the old ticket is refused and tried again.
+        self._unsettled = False
+        self._ticket = answer.header.revision
 
 
 def _record(store: wire.KeyValue) -> StoreRecord:

@@ -1,7 +1,7 @@
 """The store's rules for one process: everything but where the rows are.
 
 `LocalStore` decides under one lock whether a transaction may happen and what it changes; `Rows`
-keeps the result. Facts about the store itself (applied LSNs, the generation, lease epochs) are
+keeps the result. Facts about the store itself (applied LSNs, lease epochs) are
 rows as well, under keys that start with '!' and that no caller can name.
 """
 
@@ -27,20 +27,17 @@ from frazil.metadata.transaction import (
     check_name,
     check_page,
     check_transaction,
+    number_of,
     prefix_end,
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from frazil.clock import Clock
     from frazil.metadata.store import Page
 
 __all__ = ["Change", "LocalStore", "Rows"]
 
 APPLIED_PREFIX: Final = "!applied/"
-GENERATION_KEY: Final = "!generation"
 LEASE_PREFIX: Final = "!lease/"
 
 
@@ -76,20 +73,15 @@ class Rows(Protocol):
 class LocalStore:
     """A metadata store over `Rows`; see `frazil.metadata.store.MetadataStore` for the contract."""
 
+    operations_max = TRANSACTION_OPERATIONS_MAX
+    bytes_max = TRANSACTION_BYTES_MAX
+
     def __init__(self, rows: Rows, clock: Clock) -> None:
         self._rows = rows
         self._lock = threading.Lock()
         self._leases = LeaseBook(clock)
         self._closed = False
         self._cause: BaseException | None = None
-
-    @property
-    def operations_max(self) -> int:
-        return TRANSACTION_OPERATIONS_MAX
-
-    @property
-    def bytes_max(self) -> int:
-        return TRANSACTION_BYTES_MAX
 
     def get(self, key: str) -> Entry | None:
         check_key(key)
@@ -107,9 +99,7 @@ class LocalStore:
             self._check(transaction)
             puts = dict(transaction.puts)
             for journal_id, lsn in transaction.applied.items():
-                puts[APPLIED_PREFIX + journal_id] = _encode_number(lsn)
-            if transaction.generation is not None:
-                puts[GENERATION_KEY] = _encode_number(transaction.generation)
+                puts[APPLIED_PREFIX + journal_id] = b"%d" % lsn
             return self._write(puts, transaction.deletes)
 
     def revision(self) -> Revision:
@@ -120,10 +110,6 @@ class LocalStore:
         check_name(journal_id, what="journal id")
         with self._open():
             return self._number(APPLIED_PREFIX + journal_id)
-
-    def generation(self) -> int:
-        with self._open():
-            return self._number(GENERATION_KEY) or 0
 
     def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
         with self._open():
@@ -152,27 +138,16 @@ class LocalStore:
         with self._lock:
             self._stop(None)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
         """Hold the lock of the open store; damage or failing storage stops it for good."""
         with self._lock:
-            if self._closed and self._cause is None:
-                raise Closed("metadata store is closed")
-            if self._closed:
+            if self._closed and self._cause is not None:
                 raise Closed(
                     "metadata store stopped after a failure, open it again", cause=self._cause
                 )
+            if self._closed:
+                raise Closed("metadata store is closed")
             try:
                 yield
             except (CorruptionError, Unavailable) as error:
@@ -190,18 +165,9 @@ class LocalStore:
         if transaction.requires is not None:
             self._leases.check(transaction.requires.name, transaction.requires.epoch)
         for compare in transaction.compares:
-            found = self._rows.read(compare.key)
-            if not compare.holds(found):
-                raise Conflict(
-                    "metadata key has changed, read it again",
-                    key=compare.key,
-                    version=found.version if found is not None else 0,
-                    mod_revision=found.mod_revision if found is not None else 0,
-                )
+            compare.check(self._rows.read(compare.key))
         for journal_id, lsn in transaction.applied.items():
             self._check_forward(APPLIED_PREFIX + journal_id, lsn)
-        if transaction.generation is not None:
-            self._check_forward(GENERATION_KEY, transaction.generation)
 
     def _check_forward(self, key: str, number: int) -> None:
         stored = self._number(key)
@@ -209,8 +175,7 @@ class LocalStore:
             raise Conflict("metadata would go back", key=key, number=number, stored=stored)
 
     def _number(self, key: str) -> int | None:
-        found = self._rows.read(key)
-        return None if found is None else _decode_number(found)
+        return number_of(self._rows.read(key))
 
     def _write(self, puts: dict[str, bytes], deletes: Sequence[str]) -> Revision:
         revision = Revision(self._rows.revision + 1)
@@ -231,13 +196,3 @@ class LocalStore:
         before = self._rows.read(key)
         version = 1 if before is None else before.version + 1
         return Change(key, before, Entry(key, value, version, revision))
-
-
-def _encode_number(number: int) -> bytes:
-    return b"%d" % number
-
-
-def _decode_number(entry: Entry) -> int:
-    if not entry.value.isdigit():
-        raise CorruptionError("metadata number is damaged", key=entry.key, value=entry.value.hex())
-    return int(entry.value)

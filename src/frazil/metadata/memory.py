@@ -6,7 +6,7 @@ import bisect
 from typing import TYPE_CHECKING
 
 from frazil.metadata.local import Change, LocalStore
-from frazil.metadata.transaction import LIST_BYTES_MAX, Entry, Revision
+from frazil.metadata.transaction import Entry, Revision, page_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,15 +33,7 @@ class MemoryRows:
         if after is not None:
             start = max(start, bisect.bisect_right(self._keys, after))
         stop = min(bisect.bisect_left(self._keys, end), start + limit)
-        page: Page = []
-        size = 0
-        for key in self._keys[start:stop]:
-            entry = self.entries[key]
-            size += len(entry.value)
-            if page and size > LIST_BYTES_MAX:
-                break
-            page.append(entry)
-        return page
+        return page_of(map(self.entries.__getitem__, self._keys[start:stop]))
 
     def write(self, revision: Revision, changes: Sequence[Change]) -> None:
         for change in changes:

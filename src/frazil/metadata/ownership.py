@@ -11,8 +11,8 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Final
 
-from frazil.errors import Closed, Conflict, FrazilError, Unavailable
-from frazil.fs import RealFileSystem, read_fully
+from frazil.errors import Closed, Conflict, FrazilError
+from frazil.fs import read_file
 from frazil.metadata.transaction import LeaseEpoch
 from frazil.telemetry import event, warn
 
@@ -48,7 +48,8 @@ class Ownership:
         self._clock = clock
         self._holder = holder
         self._ttl_s = LOCAL_TTL_S if ttl_s is None else ttl_s
-        self._expires = ttl_s is not None
+        self.expires = ttl_s is not None
+        """Whether the lease has a deadline: whether another machine could take over."""
         self._lock = threading.Lock()
         self._lease: Lease | None = None
         self._deadline = 0.0
@@ -69,15 +70,10 @@ class Ownership:
 
         A lease without a deadline lasts on by being asked for its epoch.
         """
-        if not self._expires:
+        if not self.expires:
             self._last_on()
         lease = self._lease
         return 0 if lease is None else lease.epoch
-
-    @property
-    def expires(self) -> bool:
-        """Whether the lease has a deadline: whether another machine could take over."""
-        return self._expires
 
     def requires(self) -> LeaseEpoch | None:
         """Return what a transaction must require; None if the lease was never taken."""
@@ -86,7 +82,7 @@ class Ownership:
 
     def may_write(self) -> bool:
         """Tell whether this process is the owner for sure: the journals' fence. Takes no lock."""
-        return not self._expires or (
+        return not self.expires or (
             self.fenced is None and self._clock.monotonic() < self._deadline
         )
 
@@ -99,7 +95,7 @@ class Ownership:
             Conflict: another owner renews it: two brokers were given the same metadata.
             Unavailable: the metadata store does not answer.
         """
-        until = self._clock.monotonic() + (self._ttl_s * 2 + 1 if self._expires else 0)
+        until = self._clock.monotonic() + (self._ttl_s * 2 + 1 if self.expires else 0)
         awaited = False
         while True:
             try:
@@ -112,7 +108,7 @@ class Ownership:
                     event("lease_awaited", holder=error.details.get("holder"))
                 awaited = True
                 self._stopping.wait(WAIT_S)
-        if self._expires:
+        if self.expires:
             self._thread = threading.Thread(target=self._run, name="frazil-lease", daemon=True)
             self._thread.start()
         event("lease_taken", epoch=self.epoch)
@@ -222,18 +218,10 @@ def holder_of(file_system: FileSystem, lock_path: str, clock: Clock) -> str:
     tell, the name is new each time and the lease of the one before has to run out.
     """
     try:
-        found = file_system.stat(lock_path)
+        found, boot = file_system.stat(lock_path), read_file(_BOOT, 64)
     except OSError:
-        found = None
-    identity = found.identity if found is not None else ""
-    try:
-        file = RealFileSystem().open(_BOOT, "read")
-        try:
-            boot = read_fully(file, 0, 64).decode(errors="replace").strip()
-        finally:
-            file.close()
-    except (OSError, Unavailable):
-        boot = ""
-    if not boot or not identity:
+        found, boot = None, b""
+    name = boot.decode(errors="replace").strip()
+    if found is None or not found.identity or not name:
         return f"process:{clock.random_bytes(16).hex()}"
-    return f"boot:{boot}:file:{identity}"
+    return f"boot:{name}:file:{found.identity}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import apsw
 
-from frazil.errors import CorruptionError, FrazilError, Unavailable
+from frazil.errors import CorruptionError, Unavailable
 from frazil.fs import LockTaken
 from frazil.metadata.local import Change, LocalStore
 from frazil.metadata.sqlite_file import (
@@ -28,7 +28,7 @@ from frazil.metadata.sqlite_file import (
     read_state,
     write_state,
 )
-from frazil.metadata.transaction import LIST_BYTES_MAX, Entry, Revision
+from frazil.metadata.transaction import Entry, Revision, page_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,19 +131,12 @@ class _SqliteRows:
         return entry_of(rows[0]) if rows else None
 
     def scan(self, *, first: str, end: str, after: str | None, limit: int) -> Page:
-        page: Page = []
-        size = 0
         with self._reading():
             cursor = self._connection.execute(
                 _SELECT + "WHERE key >= ? AND key < ? AND key > ? ORDER BY key LIMIT ?",
                 (first, end, after or "", limit),
             )
-            for row in cursor:
-                entry = entry_of(row)
-                size += len(entry.value)
-                if page and size > LIST_BYTES_MAX:
-                    break
-                page.append(entry)
+            page = page_of(map(entry_of, cursor))
             cursor.close(True)
         return page
 
@@ -176,8 +169,6 @@ class _SqliteRows:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except FrazilError:
-            raise
         except _DAMAGE as error:
             raise CorruptionError(
                 "metadata file is damaged", check="sqlite", path=self._path, reason=error

@@ -27,7 +27,6 @@ import contextlib
 import os.path
 import struct
 import zlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import quote
 
@@ -132,12 +131,9 @@ class Database:
 
         SQLite rolls back what is open. If that fails, the journal stays for the next opening.
         """
-        try:
+        with contextlib.suppress(apsw.Error, OSError):
             self.connection.close(force=True)
-        except (apsw.Error, OSError):
-            pass
-        finally:
-            self._lock.release()
+        self._lock.release()
 
 
 def open_connection(path: str, file_system: FileSystem) -> Database:
@@ -147,10 +143,11 @@ def open_connection(path: str, file_system: FileSystem) -> Database:
         OSError: it cannot be opened; `LockTaken` if it is open elsewhere.
         apsw.Error: SQLite refuses it.
     """
-    if _sqlite_version() < SQLITE_VERSION_MIN:
+    version = apsw.sqlite_lib_version()
+    if tuple(map(int, version.split("."))) < SQLITE_VERSION_MIN:
         raise Unavailable(
             "sqlite is too old, install a newer apsw",
-            version=apsw.sqlite_lib_version(),
+            version=version,
             version_min=".".join(map(str, SQLITE_VERSION_MIN)),
         )
     with contextlib.ExitStack() as stack:
@@ -177,10 +174,6 @@ def connect(path: str, vfs: str) -> apsw.Connection:
         connection.close(force=True)
         raise
     return connection
-
-
-def _sqlite_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
 
 
 def prepare(connection: apsw.Connection, path: str) -> bool:
@@ -282,7 +275,10 @@ def check_content(connection: apsw.Connection, path: str, state: State) -> None:
     count = 0
     digest = 0
     key_last = ""
-    for entry in _all_entries(connection):
+    rows = connection.execute(
+        "SELECT key, value, version, mod_revision, crc FROM entries ORDER BY key"
+    )
+    for entry in map(entry_of, rows):
         if entry.key <= key_last or entry.mod_revision > state.revision:
             raise CorruptionError(
                 "metadata file is damaged", check="entry order", path=path, key=entry.key
@@ -298,13 +294,6 @@ def check_content(connection: apsw.Connection, path: str, state: State) -> None:
             entries=count,
             entries_expected=state.entries,
         )
-
-
-def _all_entries(connection: apsw.Connection) -> Iterator[Entry]:
-    cursor = connection.execute(
-        "SELECT key, value, version, mod_revision, crc FROM entries ORDER BY key"
-    )
-    return map(entry_of, cursor)
 
 
 def move_aside(path: str, target: str, *, file_system: FileSystem) -> None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from frazil.errors import InvalidRequest
 from frazil.metadata.transaction import (
     LIST_ENTRIES_MAX,
-    Compare,
     Entry,
     Revision,
     Transaction,
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     from frazil.metadata.lease import Lease
 
-__all__ = ["MetadataStore", "Page", "compare_and_set", "entries"]
+__all__ = ["MetadataStore", "Page", "entries"]
 
 Page: TypeAlias = list[Entry]
 
@@ -63,8 +61,8 @@ class MetadataStore(Protocol):
             The transaction's revision, or the current one if it changed nothing.
 
         Raises:
-            Conflict: a compare failed (`key` names it), an applied LSN or the generation would
-                go back, or the required lease is lost. Nothing was applied.
+            Conflict: a compare failed (`key` names it), an applied LSN would go
+                back, or the required lease is lost. Nothing was applied.
             Unavailable: with `outcome="unknown"`: it may have been applied. Without: it was not.
         """
 
@@ -76,9 +74,6 @@ class MetadataStore(Protocol):
 
     def applied_lsn(self, journal_id: str) -> int | None:
         """Return the LSN up to which the journal is applied, None if it never was."""
-
-    def generation(self) -> int:
-        """Return the generation that the last transaction with one has set, 0 at first."""
 
     def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
         """Take a lease under a new epoch, higher than all before; the epoch is durable on return.
@@ -101,22 +96,6 @@ class MetadataStore(Protocol):
 
     def close(self) -> None:
         """Release everything. May be called again."""
-
-
-def compare_and_set(
-    store: MetadataStore, key: str, value: bytes | None, *, expected: Entry | None
-) -> Revision:
-    """Put `value` (None deletes) if the key is still as it was read; None expects no key.
-
-    Raises:
-        Conflict: somebody changed it first: read it again.
-    """
-    compare = Compare.absent(key) if expected is None else Compare.unchanged(expected)
-    if compare.key != key:
-        raise InvalidRequest("expected entry is of another key", key=key, expected=compare.key)
-    if value is None:
-        return store.commit(Transaction(compares=(compare,), deletes=(key,)))
-    return store.commit(Transaction(compares=(compare,), puts={key: value}))
 
 
 def entries(

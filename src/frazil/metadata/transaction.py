@@ -6,12 +6,12 @@ stores refuse the same calls with the same words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NewType
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NewType
 
 import attrs
 
-from frazil.errors import InvalidRequest
+from frazil.errors import Conflict, CorruptionError, InvalidRequest
 
 __all__ = [
     "KEY_BYTES_MAX",
@@ -30,6 +30,8 @@ __all__ = [
     "check_name",
     "check_page",
     "check_transaction",
+    "number_of",
+    "page_of",
     "prefix_end",
 ]
 
@@ -66,7 +68,7 @@ class Entry:
 
 @attrs.frozen
 class Compare:
-    """A condition of a transaction on one key; use one of the three constructors."""
+    """A condition of a transaction on one key; `absent` and `unchanged` make the usual ones."""
 
     key: str
     version: int | None = None
@@ -78,20 +80,28 @@ class Compare:
         return cls(key, version=0)
 
     @classmethod
-    def version_is(cls, key: str, version: int) -> Compare:
-        """Require that the key was put exactly `version` times since its creation."""
-        return cls(key, version=version)
-
-    @classmethod
     def unchanged(cls, entry: Entry) -> Compare:
         """Require that nobody put or deleted the key since `entry` was read."""
         return cls(entry.key, mod_revision=entry.mod_revision)
 
-    def holds(self, found: Entry | None) -> bool:
-        """Tell whether the condition is true of what the store has under the key."""
+    def check(self, found: Entry | None) -> None:
+        """Check what the store has under the key.
+
+        Raises:
+            Conflict: if the condition is not true of it.
+        """
+        version = 0 if found is None else found.version
+        revision = None if found is None else found.mod_revision
+        is_same = version == self.version
         if self.mod_revision is not None:
-            return found is not None and found.mod_revision == self.mod_revision
-        return (found.version if found is not None else 0) == self.version
+            is_same = revision == self.mod_revision
+        if not is_same:
+            raise Conflict(
+                "metadata key has changed, read it again",
+                key=self.key,
+                version=version,
+                mod_revision=revision or 0,
+            )
 
 
 @attrs.frozen
@@ -112,7 +122,6 @@ class Transaction:
         deletes: keys to remove; an absent one is fine.
         applied: per journal the LSN up to which this transaction brings the metadata. It is kept
             in the same transaction as what it describes and never goes back.
-        generation: the new generation of the metadata; it never goes back either.
         requires: the lease that the caller acts under; refused if it is no longer held.
     """
 
@@ -120,14 +129,36 @@ class Transaction:
     puts: Mapping[str, bytes] = attrs.field(factory=dict)
     deletes: tuple[str, ...] = ()
     applied: Mapping[str, int] = attrs.field(factory=dict)
-    generation: int | None = None
     requires: LeaseEpoch | None = None
 
     @property
     def operations(self) -> int:
         """The number of conditions and changes, which is limited."""
-        alone = (self.generation is not None) + (self.requires is not None)
-        return sum(map(len, (self.compares, self.puts, self.deletes, self.applied))) + alone
+        parts = (self.compares, self.puts, self.deletes, self.applied)
+        return sum(map(len, parts)) + (self.requires is not None)
+
+
+def page_of(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the first entries, as many as fit into the bytes of a page."""
+    page: list[Entry] = []
+    size = 0
+    for entry in entries:
+        size += len(entry.value)
+        if page and size > LIST_BYTES_MAX:
+            break
+        page.append(entry)
+    return page
+
+
+def number_of(found: Any) -> int | None:
+    """Read the number under a key, from an entry or a pair of etcd; None if it was never put."""
+    if found is None:
+        return None
+    if not found.value.isdigit():
+        raise CorruptionError(
+            "metadata number is damaged", key=repr(found.key), value=found.value.hex()
+        )
+    return int(found.value)
 
 
 def check_key(key: str) -> int:
@@ -197,9 +228,7 @@ def check_transaction(
         _check_compare(compare)
     for journal_id, lsn in transaction.applied.items():
         check_name(journal_id, what="journal id")
-        _check_number(lsn, what="applied lsn")
-    if transaction.generation is not None:
-        _check_number(transaction.generation, what="generation")
+        _check_lsn(lsn)
     if transaction.requires is not None:
         check_name(transaction.requires.name, what="lease name")
 
@@ -225,9 +254,9 @@ def _check_compare(compare: Compare) -> None:
         raise InvalidRequest("compare needs either a version or a mod_revision", key=compare.key)
 
 
-def _check_number(number: object, *, what: str) -> None:
-    if not isinstance(number, int) or not 0 <= number <= NUMBER_MAX:
-        raise InvalidRequest(f"{what} is out of range", number=number, number_max=NUMBER_MAX)
+def _check_lsn(lsn: object) -> None:
+    if not isinstance(lsn, int) or not 0 <= lsn <= NUMBER_MAX:
+        raise InvalidRequest("applied lsn is out of range", number=lsn, number_max=NUMBER_MAX)
 
 
 def prefix_end(prefix: str) -> str:

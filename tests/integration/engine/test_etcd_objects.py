@@ -73,7 +73,9 @@ def test_new_machine_serves_what_was_uploaded(tmp_path, etcd, opened):
     row = db.stores.shared.get(f"/topics/{topic_id:08x}")
     db.close()
     shutil.rmtree(tmp_path / "data")
-    with EtcdStore.open(etcd.settings(timeout_s=20), clock=SystemClock()) as shared:
+    with contextlib.closing(
+        EtcdStore.open(etcd.settings(timeout_s=20), clock=SystemClock())
+    ) as shared:
         # As if the machine had burnt: the end that only a clean close notes is not known.
         assert shared.get(row.key).value != row.value
         shared.commit(Transaction(puts={row.key: row.value}))
@@ -127,7 +129,9 @@ def test_engine_that_was_replaced_registers_nothing(etcd, opened):
     keep = db.ownership.keep
     # The thread sleeps as the whole process would.
     db.ownership.keep = lambda: None
-    with EtcdStore.open(etcd.settings(timeout_s=20), clock=SystemClock()) as other:
+    with contextlib.closing(
+        EtcdStore.open(etcd.settings(timeout_s=20), clock=SystemClock())
+    ) as other:
 
         def taken():
             with contextlib.suppress(Conflict):

@@ -42,7 +42,9 @@ def opened(server, prefix):
 
         def open_store(**changes):
             settings = server.settings(**{"prefix": prefix, "timeout_s": 20, **changes})
-            return stack.enter_context(EtcdStore.open(settings, clock=SystemClock()))
+            return stack.enter_context(
+                contextlib.closing(EtcdStore.open(settings, clock=SystemClock()))
+            )
 
         yield open_store
 
@@ -86,9 +88,9 @@ def test_two_stores_of_one_prefix_see_each_other(opened):
 def test_stores_of_two_prefixes_do_not(opened, prefix):
     """Keys, facts and leases under one prefix are not there under another."""
     one, two = opened(), opened(prefix=f"{prefix}0")
-    put(one, "/a", b"1", applied={"j": 3}, generation=2)
+    put(one, "/a", b"1", applied={"j": 3})
     one.acquire("l", "h", 30)
-    assert (two.list("/"), two.applied_lsn("j"), two.generation()) == ([], None, 0)
+    assert (two.list("/"), two.applied_lsn("j")) == ([], None)
     assert two.held("l") is None
     assert one.id != two.id
 
@@ -96,14 +98,12 @@ def test_stores_of_two_prefixes_do_not(opened, prefix):
 def test_numbers_that_another_has_raised_are_seen(opened):
     """A store that remembers an older applied LSN goes on behind the other's, and never below."""
     one, two = opened(), opened()
-    one.commit(Transaction(applied={"j": 1}, generation=1))
-    two.commit(Transaction(applied={"j": 5}, generation=5))
+    one.commit(Transaction(applied={"j": 1}))
+    two.commit(Transaction(applied={"j": 5}))
     with pytest.raises(Conflict):
         one.commit(Transaction(applied={"j": 4}))
-    with pytest.raises(Conflict):
-        one.commit(Transaction(generation=4))
-    one.commit(Transaction(applied={"j": 6}, generation=6))
-    assert (two.applied_lsn("j"), two.generation()) == (6, 6)
+    one.commit(Transaction(applied={"j": 6}))
+    assert two.applied_lsn("j") == 6
 
 
 def test_keys_of_others_are_not_ours(server, prefix, opened):
@@ -300,10 +300,10 @@ def test_user_and_password(tmp_path):
             assert "metadata.etcd.user" in str(caught.value)
             assert "wrong" not in str(caught.value)
         settings = server.settings(user="root", password="secret", timeout_s=20)
-        with EtcdStore.open(settings, clock=SystemClock()) as store:
+        with contextlib.closing(EtcdStore.open(settings, clock=SystemClock())) as store:
             put(store, "/a", b"1")
             store._servers._token = "ended"
-            put(store, "/a", b"2", compares=(Compare.version_is("/a", 1),))
+            put(store, "/a", b"2", compares=(Compare("/a", version=1),))
             store._servers._token = "ended"
             lease = store.acquire("l", "h", 30)
             store.renew(lease)
@@ -319,7 +319,7 @@ def test_certificates(tmp_path):
         files = {"ca_file": certificate, "cert_file": certificate, "key_file": key}
         good = {name: str(path) for name, path in files.items()}
         settings = server.settings(timeout_s=20, **good)
-        with EtcdStore.open(settings, clock=SystemClock()) as store:
+        with contextlib.closing(EtcdStore.open(settings, clock=SystemClock())) as store:
             put(store, "/a", b"1")
             assert store.get("/a").value == b"1"
         for lacking in ("ca_file", "cert_file"):

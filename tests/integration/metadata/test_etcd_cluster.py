@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -10,8 +11,9 @@ import pytest
 from frazil.clock import SystemClock
 from frazil.config import EtcdSettings
 from frazil.errors import Conflict, Unavailable
-from frazil.metadata import LeaseEpoch, Transaction, compare_and_set
+from frazil.metadata import LeaseEpoch, Transaction
 from frazil.metadata.etcd import EtcdStore
+from tests.contract.metadata_homes import swap
 from tests.servers.etcd import cluster_of, need_etcd
 
 pytestmark = pytest.mark.integration
@@ -36,7 +38,7 @@ class Counter:
         self.thread = threading.Thread(target=self.run)
 
     def run(self):
-        with self.store as store:
+        with contextlib.closing(self.store) as store:
             while not self.stopping.is_set():
                 try:
                     self.add(store)
@@ -48,7 +50,7 @@ class Counter:
         seen = store.get(self.key)
         number = 0 if seen is None else int(seen.value)
         try:
-            compare_and_set(store, self.key, b"%d" % (number + 1), expected=seen)
+            swap(store, self.key, b"%d" % (number + 1), expected=seen)
             self.acked += 1
         except Conflict:
             # Nobody else writes the key: only an own attempt without an answer can be the cause.
@@ -61,7 +63,7 @@ class Counter:
 def test_counters_lose_nothing_while_members_die(tmp_path):
     """Each member is killed in turn: what was acked counts once, what was unknown at most once."""
     need_etcd()
-    with cluster_of(tmp_path, 3) as members, open_store(members) as store:
+    with cluster_of(tmp_path, 3) as members, contextlib.closing(open_store(members)) as store:
         counters = [Counter(members, name) for name in ("a", "b")]
         lease = store.acquire("broker", "one", 60)
         for counter in counters:
@@ -91,13 +93,13 @@ def test_counters_lose_nothing_while_members_die(tmp_path):
 def test_without_most_members_nothing_is_acked(tmp_path):
     """One member of three acks nothing and says Unavailable; with two all works again."""
     need_etcd()
-    with cluster_of(tmp_path, 3) as members, open_store(members) as store:
-        compare_and_set(store, "/a", b"1", expected=None)
+    with cluster_of(tmp_path, 3) as members, contextlib.closing(open_store(members)) as store:
+        swap(store, "/a", b"1", expected=None)
         seen = store.get("/a")
         members[0].kill()
         members[1].kill()
         with pytest.raises(Unavailable):
-            compare_and_set(store, "/a", b"2", expected=seen)
+            swap(store, "/a", b"2", expected=seen)
         with pytest.raises(Unavailable):
             store.get("/a")
         members[1].start()
@@ -105,7 +107,7 @@ def test_without_most_members_nothing_is_acked(tmp_path):
         while True:
             try:
                 now = store.get("/a")
-                compare_and_set(store, "/a", b"3", expected=now)
+                swap(store, "/a", b"3", expected=now)
                 break
             except (Unavailable, Conflict):
                 assert time.monotonic() < deadline

@@ -76,7 +76,9 @@ def broker_in(tmp_path, etcd, forks):
 @pytest.fixture
 def shared(etcd):
     """Look into etcd beside the broker."""
-    with EtcdStore.open(etcd.settings(timeout_s=20), clock=SystemClock()) as store:
+    with contextlib.closing(
+        EtcdStore.open(etcd.settings(timeout_s=20), clock=SystemClock())
+    ) as store:
         yield store
 
 

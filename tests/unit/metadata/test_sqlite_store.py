@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -40,20 +41,20 @@ def open_store(disk, *, path=PATH, check_at_open=True):
 
 def content(store):
     found = [(entry.key, entry.value, entry.version) for entry in entries(store, "/")]
-    return (found, store.revision(), store.applied_lsn("j"), store.generation())
+    return (found, store.revision(), store.applied_lsn("j"))
 
 
 def fill(store, count=12):
     for number in range(count):
         puts = {f"/topic/{number:03}": b"%d" % number * 50, "/last": b"%d" % number}
         deletes = (f"/topic/{number - 6:03}",) if number >= 6 else ()
-        store.commit(Transaction(puts=puts, deletes=deletes, applied={"j": number}, generation=2))
+        store.commit(Transaction(puts=puts, deletes=deletes, applied={"j": number}))
 
 
 def reference():
     """Return the bytes of a filled file and its content."""
     disk = new_disk()
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         fill(store)
         found = content(store)
     return disk.read_bytes(PATH), found
@@ -76,7 +77,7 @@ def refuse(disk, error):
 
 def test_file_is_marked_and_synced_with_care(disk, tmp_path):
     """The file carries Frazil's id and version, and SQLite syncs as strictly as it can."""
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         fill(store)
         connection = store._rows._connection
         assert connection.pragma("synchronous") == 3
@@ -122,15 +123,15 @@ def test_old_sqlite_is_refused(disk, monkeypatch):
 
 def test_older_copy_of_the_file_is_a_store_that_lost_transactions(disk):
     """A copy taken between commits opens as the state at that moment."""
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         fill(store, 5)
         before = content(store)
         copy = disk.read_bytes(PATH)
-        store.commit(Transaction(puts={"/later": b""}, generation=3))
+        store.commit(Transaction(puts={"/later": b""}))
         assert content(store) != before
     disk.unlink(PATH)
     disk.write_bytes(PATH, copy)
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         assert content(store) == before
 
 
@@ -185,7 +186,7 @@ def test_other_file_is_corruption(disk):
 )
 def test_content_that_does_not_add_up_is_corruption(disk, tmp_path, statement, check):
     """Each change behind Frazil's back is found at opening by the check that is made for it."""
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         fill(store)
     connection = raw(disk, tmp_path)
     connection.execute(statement)
@@ -196,13 +197,13 @@ def test_content_that_does_not_add_up_is_corruption(disk, tmp_path, statement, c
 
 def test_damage_found_while_reading_stops_the_store(disk, tmp_path):
     """Without the check at opening, a damaged entry is found when read, and the store stops."""
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         fill(store)
     connection = raw(disk, tmp_path)
     connection.execute("UPDATE entries SET value = x'00' WHERE key = '/last'")
     connection.close()
     disk.load(tmp_path, "/data")
-    with open_store(disk, check_at_open=False) as store:
+    with contextlib.closing(open_store(disk, check_at_open=False)) as store:
         assert store.get("/topic/011").version == 1
         with pytest.raises(CorruptionError):
             store.list("/")
@@ -215,7 +216,7 @@ def opens_as(data):
     disk = new_disk()
     disk.write_bytes(PATH, data)
     try:
-        with open_store(disk) as store:
+        with contextlib.closing(open_store(disk)) as store:
             return content(store)
     except CorruptionError as error:
         assert error.details["check"]
@@ -263,7 +264,7 @@ def test_damaged_file_can_be_moved_aside(disk):
     after = disk.crash_clone(1)
     assert after.read_bytes("/data/metadata.db.damaged") == b"junk" * 2000
     assert after.read_bytes("/data/metadata.db.damaged-journal") == b"journal"
-    with open_store(after) as store:
+    with contextlib.closing(open_store(after)) as store:
         assert store.revision() == 0
 
 
@@ -283,7 +284,7 @@ def open_then_fail(disk, verb, error):
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
 def test_failed_commit_stops_the_store(disk, verb, error):
     """A commit that meets a failing disk has an unknown outcome; then everything is Closed."""
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         fill(store, 2)
     faulty, store = open_then_fail(disk, verb, error)
     with pytest.raises(Unavailable) as caught:
@@ -294,13 +295,13 @@ def test_failed_commit_stops_the_store(disk, verb, error):
     assert "metadata commit failed" in str(closed.value)
     store.close()
     assert (faulty.sync_retried, faulty.writes_after_failed_sync) == (0, 0)
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         assert store.get("/last").value == b"1"
 
 
 def test_failed_read_stops_the_store(disk):
     """A read that meets a failing disk is Unavailable, and the store is Closed after it."""
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         store.commit(Transaction(puts={"/big": bytes(1 << 20), "/a": b""}))
     _, store = open_then_fail(disk, "read_at", errno.EIO)
     with pytest.raises(Unavailable) as caught:
@@ -314,7 +315,7 @@ def attempt(file_system, states):
     """Open, commit six times, close; return how many commits were acknowledged."""
     acked = 0
     try:
-        with open_store(file_system) as store:
+        with contextlib.closing(open_store(file_system)) as store:
             for number in range(len(states) - 1):
                 store.commit(Transaction(puts={f"/{number}": b"x" * 3000, "/n": b"%d" % number}))
                 acked += 1
@@ -355,11 +356,11 @@ def test_every_call_that_fails_leaves_a_correct_file(verb):
             if not faulty.fired:
                 break
             restarted = disk.kill_clone()
-            with open_store(restarted) as store:
+            with contextlib.closing(open_store(restarted)) as store:
                 seen = numbers(store)
                 assert acked <= seen[0] <= acked + 1
                 assert seen[1] == (seen[0] + 1 if seen[0] else 0)
-            with open_store(restarted.crash_clone(nth)) as store:
+            with contextlib.closing(open_store(restarted.crash_clone(nth))) as store:
                 assert numbers(store) == seen
         else:
             pytest.fail("the sweep did not end")
@@ -377,5 +378,5 @@ def test_short_reads_and_writes_go_on(verb, short):
         faulty = FaultyFileSystem(disk, [Fault(verb, 3, short=short)])
     assert attempt(faulty, range(4)) == 3
     assert faulty.fired
-    with open_store(disk) as store:
+    with contextlib.closing(open_store(disk)) as store:
         assert numbers(store) == (3, 4)
