@@ -130,8 +130,6 @@ class AvroForm(NamedTuple):
 
 def avro_name(schema: Any) -> str:
     """Return the name of a type inside a union: its full name, or its kind."""
-    if isinstance(schema, list):
-        return "union"
     if isinstance(schema, str):
         return schema
     return str(schema["name"] if schema["type"] in _NAMED else schema["type"])
@@ -199,6 +197,9 @@ class _Resolution:
 
     def _choose(self, union: list[Any], writer: Any, path: str) -> None:
         """Compare with the union's branch that takes the type: the same type first, then any."""
+        while any(isinstance(branch, list) for branch in union):
+            # fastavro reads a union inside a union.
+            union = [each for branch in union for each in _branches(branch)]
         names = {avro_name(branch): self._reader.resolved(branch) for branch in union}
         fitting = names.get(avro_name(writer))
         if fitting is None or _mismatch(fitting, writer):
@@ -220,6 +221,10 @@ class _Resolution:
                 self._later(field["type"], source["type"], place)
             elif "default" not in field:
                 self._add(place, "the writer has no such field and it has no default")
+
+
+def _branches(schema: Any) -> list[Any]:
+    return schema if isinstance(schema, list) else [schema]
 
 
 def _label(schema: Any) -> str:

@@ -242,6 +242,10 @@ class AvroDefinition:
             # A missing part is a KeyError of its name; the error's class says what is wrong.
             problem = _shown(f"{type(error).__name__}: {error}")
             raise Invalid(f"invalid Avro schema: {problem}") from error
+        for name, each in named.items():
+            fields = [field["name"] for field in each.get("fields", ())]
+            if len(set(fields)) != len(fields):
+                raise Invalid(f"invalid Avro schema: {quoted(name)} has a field twice")
         self.form = compatibility.AvroForm(self._schema, named)
 
     def refusal(self, payload: bytes) -> str | None:

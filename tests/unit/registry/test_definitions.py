@@ -75,6 +75,7 @@ WRONG = [
     ("json_schema", {"$ref": "file:///etc/passwd"}, "Retrieval is disabled"),
     ("json_schema", {"$ref": "other.json"}, "retrieving it failed"),
     ("avro", record(field("a", "strin")), "UnknownType: strin"),
+    ("avro", record(field("a"), field("a")), "P has a field twice"),
     ("avro", record(field("a", "int", default="x")), "Default value"),
     ("avro", {"type": "enum", "name": "E", "symbols": ["A", "A"]}, "must be unique"),
     ("avro", record(field("x", record(name="Q")), field("y", record(name="Q"))), "redefined"),
