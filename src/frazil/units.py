@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from fractions import Fraction
-from typing import Final
+from typing import Final, TypeGuard
 
 from frazil.errors import InvalidRequest
 
-__all__ = ["format_bytes", "format_duration", "parse_bytes", "parse_duration_s"]
+__all__ = ["format_bytes", "format_duration", "is_whole", "parse_bytes", "parse_duration_s"]
 
 TEXT_CHARACTERS_MAX: Final = 64
 NUMBER_MAX: Final = 1e30
@@ -154,3 +154,8 @@ def _fraction_of_number(value: object, *, what: str) -> Fraction:
     if not 0 <= value <= NUMBER_MAX:
         raise InvalidRequest(f"{what} must be a number of at least 0 and at most 1e30")
     return Fraction(value)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Tell whether a value that a caller gave is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -309,7 +309,7 @@ class EngineLives:
         self.crashes += 1
         if self.engine is not None:
             with contextlib.suppress(SimulatedCrash, FrazilError):
-                self.engine._indexer.close()
+                self.engine._indexer._store.close()
         self.engine = None
         kill = random.random() < 0.3
         self.disk = (

@@ -14,7 +14,7 @@ from frazil.log import format as fmt
 from frazil.model import Ack, TopicSpec
 from frazil.schema import LIMITS_DEFAULT
 from frazil.topic import MessageTopicCodec, TableCodec
-from frazil.topic.frames import arrow_payload
+from frazil.topic.payloads import arrow_payload
 from tests.support import SimulatedClock
 
 DIRECTORY = "/data/journal"

@@ -22,7 +22,7 @@ from frazil.schema import (
     evolve,
     positions_of,
 )
-from frazil.topic import Move, merged, step_of
+from frazil.topic import Move, merged
 from tests.unit.schema.keyed_topic import codec_of, frame_of, frame_of_changes, topic_codec, use
 
 FLAGS = fmt.FLAG_OP | fmt.FLAG_PRESENT
@@ -164,13 +164,13 @@ def test_bulk_and_single_changes_are_the_same(operations):
 def test_merging_equals_updating_a_dict(key, first, updates):
     """One update after another sets what it names and leaves the rest."""
     codec = topic_codec(COLUMNS, KEY)[0].columns.keyed.changes
-    change = codec.prepare_upsert({**key, **first})
+    change = codec.prepare_row({**key, **first}, OP_UPSERT)
     model = {**dict.fromkeys(COLUMNS), **key, **first}
     for named in updates:
         change = merged(codec.prepare_update(key, named), change.values, codec)
         model |= named
     assert dict(zip(COLUMNS, change.values, strict=True)) == model
-    assert codec.prepare_upsert(model).values == change.values
+    assert codec.prepare_row(model, OP_UPSERT).values == change.values
 
 
 @given(st.binary(max_size=60), st.integers(1, 3), st.sampled_from([fmt.KIND_ROWS, fmt.KIND_ARROW]))
@@ -215,7 +215,7 @@ def test_no_event_crashes_the_reader(value, key):
     codec = topic_codec(COLUMNS, KEY)[0].columns.keyed.changes
     try:
         for raw in DebeziumReader(codec.schema, KEY).read(value, key):
-            step = step_of(codec, raw)
+            step = codec.prepare(raw.op, raw.key, raw.row)
             assert isinstance(step, Move) or step.op == raw.op
     except InvalidRequest as error:
         assert error.message

@@ -348,6 +348,6 @@ class TierWorld:
 def let_go(engine):
     """Close what a dead process had open; its disk answers nothing any more."""
     with contextlib.suppress(BaseException):
-        engine._indexer.close()
+        engine._indexer._store.close()
     with contextlib.suppress(BaseException):
         engine._sql.close()

@@ -171,7 +171,7 @@ class Engine(Instance):
             known, ends = known_topics(stores.shared)
             self._known_cursors = known_cursors(stores.shared)
             if self.settings.memory.enabled:
-                self._tiers = Tiers(self, stores.local, threads=self._threads)
+                self._tiers = Tiers(self, stores.local, threads=self.threaded)
                 self.tiers.write_stats = partial(facts.write_stats_file, self)
                 self._sources.append(self.tiers.disk.history)
                 for topic_id, end in self.tiers.open(
@@ -187,7 +187,7 @@ class Engine(Instance):
                 self._on_owned()
             self._complete()
             self.warnings += self.log.journal.report.warnings
-            self.upkeep = Upkeep(self, threads=self._threads)
+            self.upkeep = Upkeep(self, threads=self.threaded)
             self._bind_all()
             self._settle_holds()
             self._commit_inline(self.objects.load())
@@ -258,7 +258,7 @@ class Engine(Instance):
             known_cursors={t: c for t, c in self._known_cursors.items() if t in ends},
         )
         journal.delete_grace_us = int(self.settings.topics.delete_grace_s * 1_000_000)
-        log = Log(journal, self.settings.log, threads=self._threads)
+        log = Log(journal, self.settings.log, threads=self.threaded)
         log.respect_pins = not self.has_tiers
         if self.ownership.expires:
             journal.fence = self.ownership.may_write
@@ -313,7 +313,7 @@ class Engine(Instance):
         """Bring the metadata in line with the log again once a store that failed answers (F16)."""
         if not self._indexer.answers():
             return
-        with self._control:
+        with self.control_lock:
             if not self.closed:
                 self._indexer.mend(self.log.journal, self._indexed_states())
         if self._indexer.failed is None:
@@ -334,7 +334,7 @@ class Engine(Instance):
         # The version changes with the topics: caches of an older version are stale.
         if spec.partitions:
             self._parents[spec.name] = spec
-            self._topics_version += 1
+            self.topics_version += 1
             for part in self._runtimes(spec.name) if spec.primary_key else ():
                 # How many parts there are is known from here on: they are made before their parent.
                 part.routing = (part.state.spec.part_index, spec.partitions)
@@ -355,7 +355,7 @@ class Engine(Instance):
             if runtime.tiers.lookup is not None:
                 runtime.queue = Sequencer(self.log.queue, runtime.tiers.lookup.image)
         self._topics[spec.name] = runtime
-        self._topics_version += 1
+        self.topics_version += 1
         self.objects.bind(runtime)
 
     def _start_log(self) -> None:
@@ -406,9 +406,9 @@ class Engine(Instance):
 
     def note_segments(self) -> None:
         """Note the journal's segments in the metadata."""
-        with self._control:
+        with self.control_lock:
             if not self.closed:
-                self._indexer.segments_changed(self.log.journal)
+                self._indexer.topic_changed(self.log.journal)
 
     # -- topics ---------------------------------------------------------------------------------------
 
@@ -479,8 +479,8 @@ class Engine(Instance):
             limits=self._limits,
             loose_part=loose_part,
         )
-        with self._control:
-            self._check_open()
+        with self.control_lock:
+            self.check_open()
             if request.name in self._topics or request.name in self._parents:
                 if not exist_ok:
                     raise Conflict("topic exists already", topic=request.name)
@@ -598,7 +598,7 @@ class Engine(Instance):
     def _unbind(self, spec: TopicSpec) -> None:
         self._parents.pop(spec.name, None)
         gone = self._topics.pop(spec.name, None)
-        self._topics_version += 1
+        self.topics_version += 1
         if gone is not None:
             gone.refusal = lambda: NotFound("topic was deleted", topic=spec.name)
             self.objects.unbind(gone.state.id)
@@ -634,7 +634,7 @@ class Engine(Instance):
         Raises:
             NotFound: if there is no such topic.
         """
-        self._check_open()
+        self.check_open()
         full = full_topic_name(name)
         runtime = self._topics.get(full)
         if runtime is not None:
@@ -649,12 +649,9 @@ class Engine(Instance):
 
     def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of all topics, sorted; parts are left out."""
-        self._check_open()
-        # Copied first, each in one step: other threads may create topics meanwhile.
-        names = [n for n, r in list(self._topics.items()) if not r.state.spec.part_of]
-        names += list(self._parents)
+        self.check_open()
         prefix = "/" if namespace is None else f"/{namespace}/"
-        return sorted(name for name in names if name.startswith(prefix))
+        return sorted(name for name in self.names() if name.startswith(prefix))
 
     def alter_topic(
         self,
@@ -678,7 +675,7 @@ class Engine(Instance):
         clean = check_options(options)
         changes = column_changes(add=add, drop=drop, rename=rename, widen=widen)
         if clean.get("lake") is False:
-            self._check_open()
+            self.check_open()
             self.lake.leave(full_topic_name(name), confirm=confirm)
         try:
             return self._alter(name, clean, changes)
@@ -689,8 +686,8 @@ class Engine(Instance):
     def _alter(
         self, name: str, clean: dict[str, Any], changes: Sequence[Change]
     ) -> Topic | PartitionedTopic:
-        with self._control:
-            self._check_open()
+        with self.control_lock:
+            self.check_open()
             handle = self.topic(name)
             runtimes = self._runtimes(handle.name)
             if runtimes[0].state.spec.part_of and handle.name not in self._parents:
@@ -767,7 +764,7 @@ class Engine(Instance):
                 self.log.control(control)
         finally:
             runtime.codec.use(runtime.state.schemas)
-            self._topics_version += 1
+            self.topics_version += 1
 
     def _redefine(self, spec: TopicSpec, changes: Mapping[str, Any]) -> TopicSpec:
         known = self.log.journal.state.topics[spec.id].spec
@@ -789,8 +786,8 @@ class Engine(Instance):
             InvalidRequest: if it is one part of a partitioned topic.
             NotFound: if there is no such topic.
         """
-        with self._control:
-            self._check_open()
+        with self.control_lock:
+            self.check_open()
             full = self.topic(name).name
             runtimes = self._runtimes(full)
             if runtimes[0].state.spec.part_of and full not in self._parents:
@@ -895,7 +892,7 @@ class Engine(Instance):
         Raises:
             InvalidRequest: if DuckDB is not installed, or there is no memory tier.
         """
-        self._check_open()
+        self.check_open()
         return self._sql.engine()
 
     def describe(self, name: str) -> dict[str, Any]:
@@ -904,11 +901,11 @@ class Engine(Instance):
         parent = self._parents.get(full)
         if parent is not None:
             return facts.describe_parent(parent, self._runtimes(full))
-        return facts.describe(self._runtime(full), self.settings)
+        return facts.describe(self.topic_runtime(full), self.settings)
 
     def topic_stats(self, name: str) -> dict[str, Any]:
         """Return counts, sizes and watermarks of one topic."""
-        return facts.topic_stats(self._runtime(name))
+        return facts.topic_stats(self.topic_runtime(name))
 
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes and watermarks of the whole engine."""
@@ -927,7 +924,7 @@ class Engine(Instance):
         self._sql.close()
         # While the journal still takes acks.
         self.subscribing.stop()
-        with self._control:
+        with self.control_lock:
             if self.closed:
                 return
             with contextlib.suppress(FrazilError):

@@ -31,7 +31,6 @@ from frazil.topic import (
     is_arrow,
     no_changes,
     part_acks,
-    step_of,
     wait_admitted,
     wait_reached,
 )
@@ -314,7 +313,8 @@ class PartitionedTopic(TopicHandle):
         for number, raw in debezium_changes(self.name, codec, data):
             try:
                 part = self._part_of_event(raw)
-                step = step_of(self.parts[part].runtime.changes.columns.changes, raw)
+                own_codec = self.parts[part].runtime.changes.columns.changes
+                step = own_codec.prepare(raw.op, raw.key, raw.row)
             except InvalidRequest as error:
                 details = {"change": number, **error.details}
                 raise InvalidRequest(error.message, **details) from error
@@ -347,7 +347,7 @@ class PartitionedTopic(TopicHandle):
         A part whose piece failed gets no more: its changes keep their order, without a hole.
         """
         for turn in range(max(map(len, pieces.values()))):
-            waiting: list[tuple[int, list[Pending]]] = []
+            waiting: list[tuple[int, Pending]] = []
             for part, own in pieces.items():
                 found = answers.setdefault(part, [])
                 failed = any(isinstance(each, FrazilError) for each in found)
@@ -357,8 +357,8 @@ class PartitionedTopic(TopicHandle):
                     waiting.append((part, self.parts[part].begin(own[turn], sender)))
                 except FrazilError as error:
                     found.append(error)
-            for part, pendings in waiting:
-                answers[part] += [answer(pending) for pending in pendings]
+            for part, pending in waiting:
+                answers[part].append(answer(pending))
 
     # -- look-ups --------------------------------------------------------------------------------
 

@@ -429,22 +429,22 @@ class Topic(TopicHandle):
         results: list[Ack | FrazilError] = []
         for piece, own in numbered(pieces, sender):
             try:
-                results += [answer(each) for each in self.begin(piece, own)]
+                results.append(answer(self.begin(piece, own)))
             except FrazilError as error:
                 results.append(error)
-            if any(isinstance(result, FrazilError) for result in results):
+            if isinstance(results[-1], FrazilError):
                 break
         return self._reached(bulk_ack(results), ack)
 
-    def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> list[Pending]:
-        """Queue a piece of a bulk, waiting for room; return what its frames wait with."""
+    def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> Pending:
+        """Queue a piece of a bulk, waiting for room; return what its frame waits with."""
         runtime = self._runtime
         wait_admitted(runtime)
         if isinstance(piece, list):
             return self._queued(piece, sender)
         pending = Pending()
         runtime.queue.submit_waiting(*runtime.entries([piece], [pending], sender))
-        return [pending]
+        return pending
 
     def _publish(
         self,
@@ -458,19 +458,17 @@ class Topic(TopicHandle):
         for step in steps:
             self._runtime.changes.check_part(step)
         wait_admitted(self._runtime)
-        return self._reached(
-            joined_ack([answer(each) for each in self._queued(steps, sender)]), ack
-        )
+        return self._reached(self._queued(steps, sender).result(), ack)
 
     def _reached(self, found: Ack, ack: str | None) -> Ack:
         """Wait for the tier of the ack level, if it is one."""
         wait_reached(ack, [(self._runtime, found)])
         return found
 
-    def _queued(self, steps: Sequence[Step], sender: Sender | None) -> list[Pending]:
+    def _queued(self, steps: Sequence[Step], sender: Sender | None) -> Pending:
         assert len(steps) <= STEPS_MAX
         changes = self._runtime.changes
-        return when_room(self._queue, lambda: changes.try_submit(steps, sender, Pending))
+        return when_room(self._queue, lambda: changes.try_submit(steps, sender))
 
     # -- look-ups --------------------------------------------------------------------------------
 

@@ -40,14 +40,13 @@ from frazil.topic.change_input import (
     check_refused,
     check_there,
     debezium_changes,
-    is_arrow,
     no_changes,
     nothing_written,
     numbered,
     steps_of,
 )
-from frazil.topic.changes import ChangeCodec, completed, merged
-from frazil.topic.changing import STEPS_MAX, Move, Step, TopicChanges, check_stays, step_of
+from frazil.topic.changes import ChangeCodec, Move, Step, completed, merged
+from frazil.topic.changing import STEPS_MAX, TopicChanges, check_stays
 from frazil.topic.frames import MessageCodec, MessageTopicCodec, TableCodec
 from frazil.topic.indexing import (
     SHARED_ID,
@@ -67,6 +66,7 @@ from frazil.topic.payloads import (
     PRESENT_FIELD,
     arrow_payload,
     change_schema,
+    is_arrow,
     plan_change_read,
 )
 from frazil.topic.reading import AsyncReader, Reader, Start, start_offset
@@ -194,7 +194,6 @@ __all__ = [
     "special_ranges",
     "specs_of",
     "start_offset",
-    "step_of",
     "steps_of",
     "topic_control",
     "unfinished",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from frazil.errors import FrazilError, InvalidRequest, Unavailable
 from frazil.log import Pending
@@ -44,20 +44,14 @@ def joined_ack(results: Answers) -> Ack:
     return part_acks([-1], [results])[0]
 
 
-def check_level(ack: str, *, has_lake: bool = False, has_objects: bool = False) -> None:
-    """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
-    if not isinstance(ack, str):
-        raise InvalidRequest("ack must be a text", got=type(ack).__name__)
-    absent = {
-        level for level, has in (("uploaded", has_objects), ("committed", has_lake)) if not has
-    }
-    allowed = "|".join(level for level in LEVELS if level not in absent)
-    if ack not in LEVELS:
-        raise InvalidRequest("unknown ack level", ack=ack, allowed=allowed)
-    if ack in absent:
-        raise InvalidRequest(
-            "this ack level needs a tier that this topic does not have", ack=ack, allowed=allowed
-        )
+def check_level(ack: object, *, without: Sequence[str]) -> None:
+    """Refuse ack levels that do not exist, and those whose tier a topic is `without`."""
+    allowed = [level for level in LEVELS if level not in without]
+    if ack not in allowed:
+        why = "unknown ack level"
+        if ack in LEVELS:
+            why = "this ack level needs a tier that this topic does not have"
+        raise InvalidRequest(why, ack=ack, allowed="|".join(allowed))
 
 
 def answer(pending: Pending) -> Ack | FrazilError:
@@ -86,26 +80,30 @@ def part_acks(parts: Sequence[int], answers: Sequence[Answers]) -> list[Ack]:
         FrazilError: the error of a frame, if none was written.
         Unavailable: with `outcome="unknown"` and what is there, if only some were written.
     """
-    errors = [each for found in answers for each in found if isinstance(each, FrazilError)]
-    acks = [[each for each in found if isinstance(each, Ack)] for found in answers]
-    if not errors:
-        return [
-            Ack(found[0].offset, found[-1].offset_last, found[-1].lsn, part)
-            for part, found in zip(parts, acks, strict=True)
-        ]
-    unknown = [error for error in errors if error.details.get("outcome") == "unknown"]
-    error = (unknown or errors)[0]
-    written = [(part, ack) for part, found in zip(parts, acks, strict=True) for ack in found]
+    frames = [(part, each) for part, own in zip(parts, answers, strict=True) for each in own]
+    written = [(part, each) for part, each in frames if isinstance(each, Ack)]
+    errors = [each for _part, each in frames if isinstance(each, FrazilError)]
+    if errors:
+        _raise_failure(written, errors)
+    acks: dict[int, Ack] = {}
+    for part, ack in written:
+        acks[part] = Ack(acks.get(part, ack).offset, ack.offset_last, ack.lsn, part)
+    return list(acks.values())
+
+
+def _raise_failure(written: Sequence[tuple[int, Ack]], errors: Sequence[FrazilError]) -> NoReturn:
+    """Raise the error of a call some of whose frames failed; an unknown outcome goes first."""
+    error = next((each for each in errors if each.details.get("outcome") == "unknown"), errors[0])
     if not written:
         raise error
-    ranges = {"parts_written" if max(parts) >= 0 else "offsets_written": ranges_text(written)}
+    ranges = {"offsets_written" if written[0][0] < 0 else "parts_written": ranges_text(written)}
     raise Unavailable(
         "part of the call was written, look before sending the rest; an idempotent producer may "
         "send it all again",
         outcome="unknown",
         **ranges,
         frames_written=len(written),
-        frames=sum(map(len, answers)),
+        frames=len(written) + len(errors),
         cause=error,
     ) from error
 
@@ -165,9 +163,9 @@ class TierWaits:
     def grew(self, part: int, end: int) -> None:
         """Note that the tier has a part below an offset; a lower offset changes nothing."""
         with self._lock:
-            ready: list[Callable[[], None]] = []
-            if end > self.reached.get(part, 0):
-                ready = self._moved({**self.reached, part: end})
+            if end <= self.reached.get(part, 0):
+                return
+            ready = self._moved({**self.reached, part: end})
         for tell in ready:
             tell()
 
@@ -181,9 +179,7 @@ class TierWaits:
         """Wake all calls: the tier does not move on. Empty lets waits begin again."""
         with self._lock:
             self.refusal = why
-            woken = self._waiting if why else []
-            if why:
-                self._waiting = []
+            woken, self._waiting = (self._waiting, []) if why else ([], self._waiting)
         for _part, _end, tell in woken:
             tell()
 

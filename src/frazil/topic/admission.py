@@ -83,38 +83,39 @@ def when_room(queue: Any, submit: Callable[[], T | None]) -> T:
         Overloaded: if the queue stays full.
     """
     found = submit()
-    if found is not None:
-        return found
-    clock = queue.journal.clock
-    deadline = clock.monotonic() + queue.wait_s
-    while True:
+    if found is None:
+        clock = queue.journal.clock
+        deadline = clock.monotonic() + queue.wait_s
+    while found is None:
         room = threading.Event()
         queue.on_space(room.set)
         found = submit()
-        if found is not None:
-            return found
-        if not room.wait(max(deadline - clock.monotonic(), 0)):
+        if found is None and not room.wait(max(deadline - clock.monotonic(), 0)):
             raise queue.overloaded()
+    return found
 
 
 async def when_room_async(queue: Any, submit: Callable[[], T | None]) -> T:
     """Do the same without blocking the event loop."""
     found = submit()
-    if found is not None:
-        return found
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + queue.wait_s
-    while True:
+    if found is None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + queue.wait_s
+    while found is None:
         room = asyncio.Event()
         queue.on_space(waker(loop, room.set))
         found = submit()
-        if found is not None:
-            return found
-        try:
-            async with asyncio.timeout_at(deadline):
-                await room.wait()
-        except TimeoutError:
-            raise queue.overloaded() from None
+        if found is None and not await _set_before(room, deadline):
+            raise queue.overloaded()
+    return found
+
+
+async def _set_before(event: asyncio.Event, deadline: float) -> bool:
+    """Wait for an event; False if it does not come before a time of the loop."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(deadline):
+            await event.wait()
+    return event.is_set()
 
 
 def waker(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Callable[[], None]:

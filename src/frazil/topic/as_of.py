@@ -12,22 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from frazil.errors import InvalidRequest, NotFound, Unavailable
 from frazil.model import Ack, full_topic_name
 from frazil.topic.runtime import microseconds
+from frazil.units import is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from frazil.log import SpecialRange
     from frazil.topic.runtime import TopicRuntime
-
-__all__ = [
-    "check_watch",
-    "first_held",
-    "moment",
-    "moments_of",
-    "special_ranges",
-    "wait_for",
-    "watching",
-]
 
 
 class _Watch(threading.local):
@@ -82,7 +73,7 @@ def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float)
         Unavailable: if an offset does not come in time.
     """
     by_name = {runtime.name: runtime for runtime in runtimes}
-    for runtime, offset, _is_ack in _offsets(list(by_name.values()), wanted, "min_offset"):
+    for runtime, offset, _is_ack in _offsets([*by_name.values()], wanted, "min_offset"):
         if runtime.state.durable <= offset and not _came(runtime, offset, timeout_s):
             raise Unavailable(
                 "the topic has no such offset yet", topic=runtime.name, min_offset=offset
@@ -103,48 +94,45 @@ def _came(runtime: TopicRuntime, offset: int, timeout_s: float) -> bool:
 
 def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iterator[_Offset]:
     """Yield the offsets of an option by topic or part; an ack stands for its last offset."""
-    if not isinstance(wanted, Mapping):
-        if len({_topic_name(runtime) for runtime in runtimes}) != 1:
-            raise InvalidRequest(
-                f"{option} must say of which topic it is: give {{topic: offset}}",
-                topics=", ".join(sorted({_topic_name(runtime) for runtime in runtimes})) or "none",
-            )
-        yield from _of_topic(runtimes, wanted, option)
+    if isinstance(wanted, Mapping):
+        for name, own in wanted.items():
+            full = full_topic_name(name)
+            found = [each for each in runtimes if full in {each.name, _topic_name(each)}]
+            if not found:
+                raise InvalidRequest(f"{option} names a topic that the query does not", topic=full)
+            yield from _of_topic(found, own, option)
         return
-    for name, own in wanted.items():
-        full = full_topic_name(name)
-        found = [each for each in runtimes if full in {each.name, _topic_name(each)}]
-        if not found:
-            raise InvalidRequest(f"{option} names a topic that the query does not", topic=full)
-        yield from _of_topic(found, own, option)
+    names = sorted({_topic_name(runtime) for runtime in runtimes})
+    if len(names) != 1:
+        raise InvalidRequest(
+            f"{option} must say of which topic it is: give {{topic: offset}}",
+            topics=", ".join(names) or "none",
+        )
+    yield from _of_topic(runtimes, wanted, option)
 
 
 def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iterator[_Offset]:
-    if isinstance(wanted, (list, tuple)) and not isinstance(wanted, Ack):
+    if isinstance(wanted, (list, tuple)):
         for each in wanted:
             yield from _of_topic(runtimes, each, option)
-        return
-    if isinstance(wanted, Ack):
-        if wanted.offset_last < wanted.offset:
-            # The ack of a call that had nothing to write.
-            return
-        found = [each for each in runtimes if _part(each) == wanted.part] or list(runtimes)
-        offset: Any = wanted.offset_last
+    elif isinstance(wanted, Ack):
+        own = [each for each in runtimes if each.part == wanted.part] or runtimes
+        # The ack of a call that had nothing to write ends before it begins.
+        if wanted.offset_last >= wanted.offset:
+            yield _Offset(_only_part(own, option), wanted.offset_last, is_ack=True)
+    elif is_whole(wanted) and wanted >= 0:
+        yield _Offset(_only_part(runtimes, option), wanted, is_ack=False)
     else:
-        found, offset = list(runtimes), wanted
-    if not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-        raise InvalidRequest("must be an offset from 0 on", name=option, got=offset)
-    if len(found) != 1:
+        raise InvalidRequest("must be an offset from 0 on", name=option, got=wanted)
+
+
+def _only_part(runtimes: Sequence[TopicRuntime], option: str) -> TopicRuntime:
+    if len(runtimes) != 1:
         raise InvalidRequest(
             f"{option} must say of which part it is: give the ack, or {{part: offset}}",
-            topic=_topic_name(found[0]),
+            topic=_topic_name(runtimes[0]),
         )
-    yield _Offset(found[0], offset, isinstance(wanted, Ack))
-
-
-def _part(runtime: TopicRuntime) -> int:
-    spec = runtime.state.spec
-    return spec.part_index if spec.part_of else -1
+    return runtimes[0]
 
 
 def _topic_name(runtime: TopicRuntime) -> str:
@@ -212,10 +200,9 @@ def moment(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> in
 
 def first_held(runtime: TopicRuntime) -> int:
     """Return the first offset that a topic still holds: the log may have older ones for a while."""
-    first = runtime.history.range(runtime.state.id).first
-    return (
-        first if runtime.tiers is None else max(first, runtime.tiers.disk.start(runtime.state.id))
-    )
+    topic = runtime.state.id
+    first = runtime.history.range(topic).first
+    return first if runtime.tiers is None else max(first, runtime.tiers.disk.start(topic))
 
 
 def _at_time(runtime: TopicRuntime, end: int, time: Any) -> int:

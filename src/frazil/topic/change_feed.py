@@ -12,6 +12,7 @@ from frazil.model import OP_DELETE, OP_NAMES, OP_UPSERT
 from frazil.schema import KeyShape, positions_of
 from frazil.schema.python_rows import python_rows
 from frazil.topic.reading import Reader
+from frazil.units import is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ class ChangeFeed:
     """Walks through a topic's changes in offset order, up to the head as it was at the start."""
 
     def __init__(self, runtime: TopicRuntime, *, from_offset: Any, limit: int | None) -> None:
-        if not isinstance(from_offset, int) or isinstance(from_offset, bool):
+        if not is_whole(from_offset):
             raise InvalidRequest("from_offset must be an offset", got=type(from_offset).__name__)
         self._runtime = runtime
         self._lookup: Any = None if runtime.tiers is None else runtime.tiers.lookup
@@ -73,10 +74,8 @@ class ChangeFeed:
             yield _change(offset, times[number], OP_NAMES[op], key, before, after)
 
     def _before(self, key: Key, offset: int, schema: pa.Schema) -> Row | None:
-        if key in self._rows:
-            return self._rows[key]
-        if self._lookup is None:
-            return None
+        if key in self._rows or self._lookup is None:
+            return self._rows.get(key)
         row: Row | None = self._lookup.row_before(key, offset, schema)
         return row
 

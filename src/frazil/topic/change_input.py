@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,19 +11,20 @@ import pyarrow.compute as pc
 
 from frazil.errors import Conflict, FrazilError, InvalidRequest, NotFound
 from frazil.log import FRAME_RECORDS_MAX
-from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE, Ack
+from frazil.model import OP_DELETE, OP_UPDATE, Ack
 from frazil.schema import DebeziumReader, positions_of
 from frazil.schema.python_rows import coarse_type
 from frazil.topic.acks import Answers, joined_ack, ranges_text
-from frazil.topic.changing import STEPS_MAX, flat, step_of
+from frazil.topic.changing import STEPS_MAX, check_exists, flat
+from frazil.topic.payloads import is_arrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from frazil.log import Sender
     from frazil.schema import Key, RawChange
-    from frazil.topic.changes import ChangeCodec
-    from frazil.topic.changing import Step, TopicChanges
+    from frazil.topic.changes import ChangeCodec, Step
+    from frazil.topic.changing import TopicChanges
     from frazil.topic.frames import KeyedColumns
     from frazil.topic.runtime import Prepared, TopicRuntime
 
@@ -93,15 +95,13 @@ def bulk_ack(results: Answers) -> Ack:
 def check_refused(results: Sequence[Ack | FrazilError]) -> None:
     """Raise the refusal of a change, if nothing worse happened and others were written."""
     errors = [result for result in results if isinstance(result, FrazilError)]
-    acks = [result for result in results if isinstance(result, Ack)]
-    if not errors or not acks or not all(isinstance(e, (Conflict, NotFound)) for e in errors):
-        return
-    error = errors[0]
-    written = ranges_text((-1, ack) for ack in acks)
-    details = {**error.details, "offsets_written": written, "frames_written": len(acks)}
-    raise type(error)(f"{error.message}; other changes of the call were written", **details) from (
-        error
-    )
+    written = [(-1, result) for result in results if isinstance(result, Ack)]
+    if written and errors and all(isinstance(each, (Conflict, NotFound)) for each in errors):
+        error = errors[0]
+        ranges = {"offsets_written": ranges_text(written), "frames_written": len(written)}
+        details = {**error.details, **ranges}
+        message = f"{error.message}; other changes of the call were written"
+        raise type(error)(message, **details) from error
 
 
 def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -> None:
@@ -122,13 +122,9 @@ def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -
     steps = [step for piece in pieces if isinstance(piece, list) for step in piece]
     for number, step in enumerate(steps):
         for change in flat([step]):
-            known = there.get(change.key)
-            exists = lookup.has(change.key) if known is None else known
-            facts = {"topic": runtime.name, "key": change.key, "change": number}
-            if exists and change.op == OP_INSERT:
-                raise Conflict("a row has this key already, use upsert", **facts)
-            if not exists and change.op in {OP_UPDATE, OP_DELETE}:
-                raise NotFound("no row has this key", **facts)
+            if change.key not in there:
+                there[change.key] = lookup.has(change.key)
+            check_exists(change, exists=there[change.key], topic=runtime.name, change=number)
             there[change.key] = change.op != OP_DELETE
 
 
@@ -152,13 +148,6 @@ def check_there(runtime: TopicRuntime) -> None:
     refused = None if runtime.refusal is None else runtime.refusal()
     if isinstance(refused, NotFound):
         raise refused
-
-
-def is_arrow(data: object) -> bool:
-    """Tell whether changes in bulk are Arrow data."""
-    return isinstance(data, (pa.RecordBatch, pa.Table)) or any(
-        hasattr(data, name) for name in ("__arrow_c_stream__", "__arrow_c_array__")
-    )
 
 
 def _arrow_steps(
@@ -211,13 +200,11 @@ def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
             named = {names[at]: row[names[at]] for at in positions_of(present)}
             for name in codec.shape.names:
                 named.pop(name, None)
-            if not named:
-                raise InvalidRequest("an update must name a column besides its key")
             steps.append(codec.prepare_update(key, named))
         elif op == OP_DELETE:
             steps.append(codec.prepare_delete(key))
         else:
-            steps.append(codec.prepare(op, key, {name: row[name] for name in names}))
+            steps.append(codec.prepare_row({name: row[name] for name in names}, op))
     return steps
 
 
@@ -242,7 +229,7 @@ def _debezium_steps(
     steps: list[Step] = []
     for number, raw in debezium_changes(runtime.name, codec, data):
         try:
-            step = step_of(codec, raw)
+            step = codec.prepare(raw.op, raw.key, raw.row)
             changes.check_part(step)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
@@ -262,7 +249,7 @@ def debezium_changes(
     Raises:
         InvalidRequest: with the number of the first event that is wrong, or if there is no event.
     """
-    if data is None or isinstance(data, (str, bytes, bytearray, memoryview, Mapping)):
+    if isinstance(data, (str, bytes, bytearray, memoryview, Mapping, NoneType)):
         data = [data]
     if not isinstance(data, Iterable):
         raise InvalidRequest(
@@ -271,8 +258,7 @@ def debezium_changes(
         )
     reader = DebeziumReader(codec.schema, codec.shape.names)
     number = -1
-    for number, each in enumerate(data):
-        event: Any = each
+    for number, event in enumerate(data):
         try:
             key, value = _key_and_value(event)
             raws = reader.read(value, key=key)
@@ -290,8 +276,7 @@ def _key_and_value(event: Any) -> tuple[Any, Any]:
     It is a pair, a dict with `key` and `value`, or the value alone; no value is a tombstone.
     """
     if isinstance(event, tuple) and len(event) == 2:
-        key, value = event
-        return key, value
+        return event
     if isinstance(event, Mapping) and "value" in event and not {"op", "payload"} & set(event):
         return event.get("key"), event["value"]
     return None, event

@@ -1,10 +1,10 @@
 """Changes of a keyed topic, checked and packed for the log: one by one, or as Arrow data.
 
     keyed = runtime.codec.columns.keyed               # of the current schema version, taken once
-    change = keyed.changes.prepare_upsert({"id": 7, "name": "x"})            # also prepare_insert
+    change = keyed.changes.prepare_row({"id": 7, "name": "x"}, OP_UPSERT)
     change = keyed.changes.prepare_update(7, {"name": "y"})          # partial, `present` is set
     change = keyed.changes.prepare_delete(7)
-    delete, rest = keyed.changes.prepare_move(7, {"id": 8})          # the key itself changes
+    delete, rest = keyed.changes.prepare_update(7, {"id": 8})        # the key itself changes
     keyed.changes.key_of(7)                                          # the normal form of a key
     for batch in keyed.input.batches(data, op_column="op", bytes_max=..., rows_max=...):
         payload = runtime.codec.columns.arrow.payload(batch)
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from frazil.log import Codec
     from frazil.schema import IngestLimits, Key, RowEncoder
 
-__all__ = ["OP_COLUMN", "OP_TEXTS", "Change", "ChangeCodec", "ChangeInput", "completed", "merged"]
-
 _pack = msgspec.msgpack.Encoder().encode
 _PLAIN: Final = frozenset({int, str, bytes})
 """What most keys are; the slower way takes all others."""
@@ -102,6 +100,17 @@ class Change(msgspec.Struct, eq=False, gc=False):
     def version(self) -> int:
         """Return the schema version of `values`."""
         return self.codec.version
+
+
+class Move(NamedTuple):
+    """A row goes from one key to another."""
+
+    delete: Change
+    insert: Change
+    """It lacks what the update does not name: complete it by `merged` or `completed`."""
+
+
+Step = Change | Move
 
 
 class ChangeCodec:
@@ -156,66 +165,42 @@ class ChangeCodec:
 
     # -- from what users give --------------------------------------------------------------------
 
-    def prepare_insert(self, row: Mapping[str, object]) -> Change:
-        """Check a whole row; the sequencer decides what an existing key means.
+    def prepare_row(self, row: Mapping[str, object], op: int, *, plain: bool = False) -> Change:
+        """Check a whole row to insert or upsert, `plain` if it was appended.
 
         Raises:
             InvalidRequest: as `RowEncoder.encode`.
         """
-        return self._whole(row, OP_INSERT)
+        values, packed = self._rows.encode(row)
+        # The row's own array gets two more elements; its values are not packed again.
+        packed = self._head + packed[self._skip :] + _FULL_TAILS[op]
+        return Change(self._row_key(values), op, values, None, packed, self, plain=plain)
 
-    def prepare_upsert(self, row: Mapping[str, object]) -> Change:
-        """Check a whole row that replaces whatever its key had."""
-        return self._whole(row, OP_UPSERT)
-
-    def prepare_row(self, row: Mapping[str, object]) -> Change:
-        """Check a row that was appended, which upserts it."""
-        change = self._whole(row, OP_UPSERT)
-        change.plain = True
-        return change
-
-    def prepare_update(self, key: object, columns: Mapping[str, object]) -> Change:
+    def prepare_update(self, key: object, columns: Mapping[str, object]) -> Step:
         """Check the named columns of one key; the others stay as they are.
 
+        A new value of a key column moves the row: the delete of the old key and the insert of the
+        new one are returned.
+
         Raises:
-            InvalidRequest: if nothing is named, a value does not fit, or the key would change.
+            InvalidRequest: if nothing is named, or a value does not fit.
         """
         own = self.parse_key(key)
         values, named = self._named(own, columns)
-        if self._take_key(values) != own:
-            raise InvalidRequest(
-                "an update cannot change the primary key, it is a delete and an insert",
-                columns=", ".join(self.shape.names),
-            )
-        return self._packed(OP_UPDATE, values, self._bitmap(named))
+        if self._take_key(values) == own:
+            return self._packed(OP_UPDATE, values, named)
+        delete = self._packed(OP_DELETE, self._with_key(own), None)
+        return Move(delete, self._packed(OP_INSERT, values, named))
 
     def prepare_delete(self, key: object) -> Change:
         """Check a key; the change has nothing else."""
         return self._packed(OP_DELETE, self._with_key(self.parse_key(key)), None)
 
-    def prepare_move(
-        self, key: object, columns: Mapping[str, object]
-    ) -> tuple[Change, Change] | None:
-        """Return the delete of the old key and the partial insert of the new one.
-
-        The insert lacks what the update does not name: complete it with `merged` and the old row,
-        or with `completed`. None if the key stays the same: it is an update.
-        """
-        own = self.parse_key(key)
-        values, named = self._named(own, columns)
-        if self._take_key(values) == own:
-            return None
-        delete = self._packed(OP_DELETE, self._with_key(own), None)
-        return delete, self._packed(OP_INSERT, values, self._bitmap(named))
-
-    def prepare(self, op: int, key: object, row: Mapping[str, object]) -> Change:
+    def prepare(self, op: int, key: object, row: Mapping[str, object]) -> Step:
         """Check one change by its operation; `key` matters to update and delete alone."""
         if op == OP_UPDATE:
             return self.prepare_update(key, row)
-        if op == OP_DELETE:
-            return self.prepare_delete(key)
-        assert op in {OP_INSERT, OP_UPSERT}
-        return self._whole(row, op)
+        return self.prepare_delete(key) if op == OP_DELETE else self.prepare_row(row, op)
 
     def parse_key(self, key: object) -> Row:
         """Return the checked values of the key columns.
@@ -232,15 +217,13 @@ class ChangeCodec:
         if isinstance(key, Mapping):
             if set(key) != set(self.shape.names):
                 self._refuse_key("key must name each key column and no other", key)
-            parts: Sequence[object] = [key[name] for name in self.shape.names]
-        elif isinstance(key, (tuple, list)):
-            parts = key
-        elif len(checks) == 1:
-            parts = (key,)
-        else:
-            self._refuse_key("key has several columns, pass a tuple or a dict", key)
+            key = [key[name] for name in self.shape.names]
+        parts: Sequence[object] = key if isinstance(key, (tuple, list)) else (key,)
         if len(parts) != len(checks):
-            self._refuse_key("key has the wrong number of values", key)
+            self._refuse_key(
+                "key has the wrong number of values, pass a tuple or a dict for several columns",
+                key,
+            )
         return tuple(
             check_cell(check, part, nullable=False, path=name)
             for (name, check), part in zip(checks, parts, strict=True)
@@ -281,9 +264,8 @@ class ChangeCodec:
             return values
         stored = list(values)
         for position, form in self._stored_forms:
-            value = stored[position]
-            if value is not None:
-                stored[position] = form(value)
+            if stored[position] is not None:
+                stored[position] = form(stored[position])
         return tuple(stored)
 
     def carried(self, values: Row, ids: Sequence[int]) -> Row:
@@ -302,31 +284,28 @@ class ChangeCodec:
             InvalidRequest: if the values do not become Arrow.
         """
         failed = False
-        for record in records:
-            base = record.base
-            if base is not None and base.failed:
-                record.failed = failed = True
+        for each in records:
+            if each.base is not None and each.base.failed:
+                each.failed = failed = True
         if failed:
             raise Conflict("the change it builds on failed, nothing was written; try again")
         # Rows that were appended need no operation: upserts are what a frame means without one.
-        # They do not count as changes that somebody has to merge.
-        flags = CHANGE_FLAGS
-        if all(each.plain for each in records):
-            flags = 0
+        # Readers need not merge them as changes.
+        flags = 0 if all(each.plain for each in records) else CHANGE_FLAGS
         if len(records) < self._rows_arrow_min and self._is_packable(records):
             packed = [each.packed if flags else self._without_op(each.packed) for each in records]
             data = join_packed(packed)
             return Payload(fmt.KIND_ROWS, flags, data, len(data))
         try:
-            if flags:
-                batch = self._changes.batch(
-                    [(*each.values, each.op, each.present) for each in records]
-                )
-            else:
-                batch = self._rows.batch([each.values for each in records])
+            batch = self._batch(records, flags)
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
             raise InvalidRequest("row does not fit the topic's columns", error=error) from error
         return arrow_payload(batch, self._options, flags)
+
+    def _batch(self, records: Sequence[Change], flags: int) -> pa.RecordBatch:
+        if flags:
+            return self._changes.batch([(*each.values, each.op, each.present) for each in records])
+        return self._rows.batch([each.values for each in records])
 
     def _is_packable(self, records: Sequence[Change]) -> bool:
         """Tell whether packed values say all: a number of nanoseconds needs Arrow."""
@@ -380,12 +359,6 @@ class ChangeCodec:
 
     # -- parts -----------------------------------------------------------------------------------
 
-    def _whole(self, row: Mapping[str, object], op: int) -> Change:
-        values, packed = self._rows.encode(row)
-        # The row's own array gets two more elements; its values are not packed again.
-        packed = self._head + packed[self._skip :] + _FULL_TAILS[op]
-        return Change(self._row_key(values), op, values, None, packed, self)
-
     def _packed(self, op: int, values: Row, present: bytes | None) -> Change:
         try:
             packed = _pack((*values, op, present))
@@ -401,26 +374,22 @@ class ChangeCodec:
             values[position] = value
         return tuple(values)
 
-    def _named(self, key: Row, columns: Mapping[str, object]) -> tuple[Row, int]:
-        """Return the checked values of the named columns and of the key, and their bits."""
+    def _named(self, key: Row, columns: Mapping[str, object]) -> tuple[Row, bytes]:
+        """Return the checked values of the named columns and of the key, and their bitmap."""
         if type(columns) is not dict and not isinstance(columns, Mapping):
             raise InvalidRequest("columns must be a dict", got=type(columns).__name__)
         if not columns:
             raise InvalidRequest("an update must name at least one column")
         values = list(self._with_key(key))
         named = self._key_bits
-        known = self._columns
         for name, value in columns.items():
-            found = known.get(name)
+            found = self._columns.get(name)
             if found is None:
                 raise self._rows.unknown(name)
             index, check, nullable = found
             values[index] = check_cell(check, value, nullable=nullable, path=name)
             named |= 1 << index
-        return tuple(values), named
-
-    def _bitmap(self, bits: int) -> bytes:
-        return bits.to_bytes(self._bitmap_bytes, "little")
+        return tuple(values), named.to_bytes(self._bitmap_bytes, "little")
 
     def _refuse_key(self, why: str, key: object) -> NoReturn:
         raise InvalidRequest(why, columns=", ".join(self.shape.names), got=type(key).__name__)

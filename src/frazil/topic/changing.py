@@ -7,36 +7,27 @@ are. Everything of one call is one entry, so that it is written as a whole or no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.log import Pending
 from frazil.model import OP_DELETE, OP_INSERT, OP_UPDATE
 from frazil.schema import part_of_values
-from frazil.topic.changes import Change, ChangeCodec, completed, merged
+from frazil.topic.changes import Change, Move, Step, completed, merged
 from frazil.topic.sequencer import Image, Sequencer, is_next
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from frazil.log import Sender
     from frazil.log.codec import Entry
-    from frazil.schema import Key, RawChange
+    from frazil.schema import Key
     from frazil.topic.frames import KeyedColumns
     from frazil.topic.runtime import TopicRuntime
 
 STEP_BYTES: Final = 16
 STEPS_MAX: Final = 1000
 """So many steps that need their key's state are resolved at once."""
-
-
-class Move(NamedTuple):
-    """A row goes from one key to another."""
-
-    delete: Change
-    insert: Change
-
-
-Step = Change | Move
 
 
 class TopicChanges:
@@ -64,14 +55,11 @@ class TopicChanges:
 
     def whole(self, op: int, record: object, fields: Mapping[str, Any]) -> Change:
         """Check a row to insert or upsert."""
-        codec = self.columns.changes
-        row = self._runtime.row(record, fields)
-        return codec.prepare_insert(row) if op == OP_INSERT else codec.prepare_upsert(row)
+        return self.columns.changes.prepare_row(self._runtime.row(record, fields), op)
 
     def update(self, arguments: Sequence[Any], fields: Mapping[str, Any]) -> Step:
         """Check an update: `(row)`, `(key, columns)` or `(column, value, columns)`."""
         codec = self.columns.changes
-        names = codec.shape.names
         *given, columns = arguments or ({},)
         if not isinstance(columns, dict) and not given and fields:
             given, columns = [columns], {}
@@ -79,13 +67,11 @@ class TopicChanges:
             raise InvalidRequest("the columns to update must be a dict", got=type(columns).__name__)
         columns = {**columns, **fields}
         if given:
-            key = self._key(given)
-        elif missing := [name for name in names if name not in columns]:
+            return codec.prepare_update(self._key(given), columns)
+        if missing := [name for name in codec.shape.names if name not in columns]:
             raise InvalidRequest("an update must name the key", columns=", ".join(missing))
-        else:
-            key = {name: columns.pop(name) for name in names}
-        moved = codec.prepare_move(key, columns) if any(n in columns for n in names) else None
-        return codec.prepare_update(key, columns) if moved is None else Move(*moved)
+        key = {name: columns.pop(name) for name in codec.shape.names}
+        return codec.prepare_update(key, columns)
 
     def _key(self, given: Sequence[Any]) -> Any:
         """Return the key that a call names: a key, or a column and its value."""
@@ -148,27 +134,37 @@ class TopicChanges:
         strict = self._runtime.state.spec.unknown_key == "error"
         return strict and step.op in {OP_INSERT, OP_DELETE}
 
-    def try_submit(
-        self, steps: Sequence[Step], sender: Sender | None, new_waiter: Callable[[], Any]
-    ) -> list[Any] | None:
-        """Resolve steps and put them into the queue; return the waiters, None if there is no room.
+    def try_submit(self, steps: Sequence[Step], sender: Sender | None) -> Pending | None:
+        """Resolve steps and put them into the queue; None if there is no room.
 
         Raises:
             NotFound: if a key does not exist and the topic's policy is `error`.
             Conflict: if an inserted key exists and the policy is `error`.
         """
-        queue, waiter = self._runtime.queue, new_waiter()
+        queue, waiter = self._runtime.queue, Pending()
         needing = [step for step in steps if self.needs_state(step)]
         if not needing:
-            entries = self._entries(flat(steps), waiter, sender)
-            return [waiter] if queue.submit(*entries) else None
-        if not isinstance(queue, Sequencer):
+            taken = queue.submit(*self._entries(flat(steps), waiter, sender))
+        elif isinstance(queue, Sequencer):
+            keys = list(dict.fromkeys(change.key for change in flat(needing)))
+            taken = self._resolve(queue, keys, steps, waiter, sender)
+        else:
             raise InvalidRequest(
                 "this change needs the state of its key, which the memory tier keeps; "
                 "set memory.enabled",
                 topic=self._runtime.name,
             )
-        keys = list(dict.fromkeys(self._keys(needing)))
+        return waiter if taken else None
+
+    def _resolve(
+        self,
+        queue: Sequencer,
+        keys: Sequence[Key],
+        steps: Sequence[Step],
+        waiter: Pending,
+        sender: Sender | None,
+    ) -> bool:
+        """Queue steps that depend on what `keys` are now; False if there is no room."""
 
         def build(images: Sequence[Image]) -> Sequence[Entry]:
             resolved = self._resolved(steps, dict(zip(keys, images, strict=True)))
@@ -189,7 +185,7 @@ class TopicChanges:
                 # What refused it may be what the same call has written meanwhile.
                 if queue.is_last(sender, sent):
                     raise
-        return [waiter] if taken else None
+        return taken
 
     def is_new(self, sender: Sender | None) -> bool:
         """Tell whether a producer's call is new, when all that it sent before is settled."""
@@ -207,18 +203,6 @@ class TopicChanges:
         size = sum(len(change.packed) + STEP_BYTES for change in same)
         one = (codec, same[0], 0, size) if len(same) == 1 else (codec, same, len(same), size)
         return self._runtime.entries([one], [waiter], sender)
-
-    def _keys(self, steps: Sequence[Step]) -> list[Key]:
-        strict = self._runtime.state.spec.unknown_key == "error"
-        keys: list[Key] = []
-        for step in steps:
-            if isinstance(step, Move):
-                keys.append(step.delete.key)
-                if strict:
-                    keys.append(step.insert.key)
-            else:
-                keys.append(step.key)
-        return keys
 
     def _resolved(self, steps: Sequence[Step], images: dict[Key, Image]) -> list[Change]:
         """Return the changes to write; each step sees what the steps before it made."""
@@ -238,54 +222,46 @@ class TopicChanges:
     def _changed(self, change: Change, image: Image | None) -> Change:
         if image is None or not self.needs_state(change):
             return change
-        name = self._runtime.name
-        policy = self._runtime.state.spec.unknown_key
-        exists = image.values is not None
-        if change.op == OP_INSERT and exists:
-            raise Conflict("a row has this key already, use upsert", topic=name, key=change.key)
-        if change.op != OP_INSERT and not exists and policy == "error":
-            raise NotFound("no row has this key", topic=name, key=change.key)
+        self._check_strict(change, image)
         if change.op == OP_UPDATE and image.values is not None:
             change = merged(change, image.values, image.codec)
-        elif change.op == OP_UPDATE and policy == "insert":
+        elif change.op == OP_UPDATE and self._runtime.state.spec.unknown_key == "insert":
             change = completed(change)
             change = change.codec.whole(change.values, OP_INSERT)
-        # Else an update of a row that nobody has: readers fold it into nothing.
+        # Else an update of a row that does not exist: readers fold it into nothing.
         change.base = image.base
         return change
 
+    def _check_strict(self, change: Change, image: Image) -> None:
+        if self._runtime.state.spec.unknown_key == "error":
+            check_exists(change, exists=image.values is not None, topic=self._runtime.name)
+
     def _moved(self, move: Move, images: dict[Key, Image]) -> list[Change]:
-        old, target = images[move.delete.key], images.get(move.insert.key)
-        policy = self._runtime.state.spec.unknown_key
-        name = self._runtime.name
         delete, insert = move
-        if old.values is None and policy == "error":
-            raise NotFound("no row has this key", topic=name, key=delete.key)
-        if old.values is None and policy == "ignore":
+        old = images[delete.key]
+        self._check_strict(delete, old)
+        self._check_strict(insert, images[insert.key])
+        image = old.values
+        if image is None and self._runtime.state.spec.unknown_key == "ignore":
             # Two records as ever: the numbers of an idempotent producer do not depend on rows.
             return [delete, delete.codec.whole(delete.values, OP_DELETE)]
-        if policy == "error" and target is not None and target.values is not None:
-            raise Conflict("a row has the new key already", topic=name, key=insert.key)
-        image = old.values
         insert = completed(insert) if image is None else merged(insert, image, old.codec)
         # Both are written or neither: that the old row was there is enough to check once.
         delete.base = insert.base = old.base
         return [delete, insert]
 
 
-def step_of(codec: ChangeCodec, raw: RawChange) -> Step:
-    """Check one operation of an event: a change, or a move if the key is another one afterwards.
+def check_exists(change: Change, /, *, exists: bool, **facts: object) -> None:
+    """Refuse an insert of a key that exists, and an update or delete of one that does not.
 
     Raises:
-        InvalidRequest: if a value does not fit its column.
+        Conflict: if there is a row already.
+        NotFound: if there is none.
     """
-    if raw.op == OP_UPDATE and any(
-        raw.row.get(name, value) != value for name, value in raw.key.items()
-    ):
-        moved = codec.prepare_move(raw.key, raw.row)
-        if moved is not None:
-            return Move(*moved)
-    return codec.prepare(raw.op, raw.key, raw.row)
+    if exists and change.op == OP_INSERT:
+        raise Conflict("a row has this key already, use upsert", key=change.key, **facts)
+    if not exists and change.op in {OP_UPDATE, OP_DELETE}:
+        raise NotFound("no row has this key", key=change.key, **facts)
 
 
 def flat(steps: Sequence[Step]) -> list[Change]:

@@ -49,18 +49,6 @@ if TYPE_CHECKING:
     from frazil.log import Frame
     from frazil.schema import IngestLimits
 
-__all__ = [
-    "ROWS_ARROW_MIN",
-    "ArrowCodec",
-    "Columns",
-    "KeyedColumns",
-    "MessageCodec",
-    "MessageTopicCodec",
-    "RowCodec",
-    "TableCodec",
-    "arrow_payload",
-]
-
 PackedRow = tuple[Row, bytes]
 ROWS_ARROW_MIN: Final = 32
 """A group of at least so many rows of a topic becomes an Arrow frame."""
@@ -283,8 +271,11 @@ class TableVersion:
         self.rows = RowEncoder(written, limits)
         self.changes: RowEncoder | None = None
         """The encoder of rows with `_op` and `_present`, of a keyed topic."""
+        self._encoders = {0: self.rows}
+        """The encoders of packed frames by their flags."""
         if primary_key:
             self.changes = RowEncoder(change_schema(written, primary_key), limits)
+            self._encoders[CHANGE_FLAGS] = self.changes
         self._bitmap_widths = {bitmap_bytes(len(written))}
 
     def decode(self, frames: Sequence[Frame]) -> pa.RecordBatch:
@@ -301,25 +292,24 @@ class TableVersion:
         rows: list[Row] = []
         for frame in frames:
             rows += self._unpacked(frame, changed=changed)
-        if changed and self.changes is not None:
-            return self.changes.batch(rows)
+        if changed:
+            return self._encoders[CHANGE_FLAGS].batch(rows)
         batch = self.rows.batch(rows)
         return batch if self.changes is None else self._arranged(batch, 0)
 
     def _unpacked(self, frame: Frame, *, changed: bool) -> list[Row]:
         """Return a frame's packed rows; `changed` rows end with operation and bitmap."""
         flags = frame.head.flags
-        if flags and (flags != CHANGE_FLAGS or self.changes is None):
+        encoder = self._encoders.get(flags)
+        if encoder is None:
             raise newer_flags(flags)
-        encoder = self.changes if flags and self.changes is not None else self.rows
         rows = encoder.unpack_rows(frame_payload(frame))
         check_count(frame, len(rows))
-        if flags:
-            widths = {len(bitmap) for row in rows if isinstance(bitmap := row[-1], bytes)}
-            if not {row[-2] for row in rows} <= _OPS or not widths <= self._bitmap_widths:
-                raise CorruptionError("operations of changes are damaged", lsn=frame.head.lsn)
-        elif changed:
-            rows = [(*row, OP_UPSERT, None) for row in rows]
+        if not flags:
+            return [(*row, OP_UPSERT, None) for row in rows] if changed else rows
+        widths = {len(bitmap) for row in rows if isinstance(bitmap := row[-1], bytes)}
+        if not {row[-2] for row in rows} <= _OPS or not widths <= self._bitmap_widths:
+            raise CorruptionError("operations of changes are damaged", lsn=frame.head.lsn)
         return rows
 
     def _arranged(self, batch: pa.RecordBatch, flags: int) -> pa.RecordBatch:

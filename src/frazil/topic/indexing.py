@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import attrs
 import msgspec
@@ -39,11 +40,6 @@ if TYPE_CHECKING:
     from frazil.log import DataDirectory, Journal, TopicState
     from frazil.metadata import LeaseEpoch
 
-__all__ = [
-    "SUBSCRIPTIONS",
-    "cursor_path",
-]
-
 SUBSCRIPTIONS: Final = "/persistent_storage/iceberg/subscriptions/"
 PART_BYTES_MAX: Final = 250
 # A digest has a letter after the percent sign that no escaped character has there.
@@ -73,6 +69,7 @@ PUTS_BYTES_MAX: Final = 4 << 20
 OPERATIONS_BESIDES: Final = 4
 """What a transaction has besides its puts: the applied batch sequence, the lease, some air."""
 _encode = msgspec.msgpack.encode
+R = TypeVar("R")
 
 
 class TopicRow(msgspec.Struct, array_like=True, frozen=True):
@@ -220,20 +217,21 @@ def known_topics(
 
     They help where the log's own copy is damaged or older; a row that cannot be read is left out.
     """
-    topics: dict[int, tuple[TopicSpec, dict[int, bytes]]] = {}
-    ends: dict[int, int] = {}
-    for entry in entries(store, TOPICS):
-        try:
-            row = msgspec.msgpack.decode(entry.value, type=learnt(TopicRow))
-        except msgspec.MsgspecError:
-            continue
-        topics[row.spec.id] = (row.spec, {})
-        ends[row.spec.id] = row.durable
+    rows = {row.spec.id: row for row in _rows(store, TOPICS, TopicRow)}
+    topics: dict[int, tuple[TopicSpec, dict[int, bytes]]]
+    topics = {topic_id: (row.spec, {}) for topic_id, row in rows.items()}
     for entry in entries(store, SCHEMAS):
         topic_id, _, version = entry.key.removeprefix(SCHEMAS).partition("/")
         if int(topic_id, 16) in topics:
             topics[int(topic_id, 16)][1][int(version)] = entry.value
-    return topics, ends
+    return topics, {topic_id: row.durable for topic_id, row in rows.items()}
+
+
+def _rows(store: MetadataStore, prefix: str, kind: type[R]) -> Iterator[R]:
+    """Yield the rows of one kind, without those that cannot be read."""
+    for entry in entries(store, prefix):
+        with contextlib.suppress(msgspec.MsgspecError):
+            yield msgspec.msgpack.decode(entry.value, type=learnt(kind))
 
 
 def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
@@ -242,13 +240,9 @@ def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
     They stand in for what is lost with a topic's definition and are not looked at otherwise.
     """
     cursors: dict[int, dict[str, CursorState]] = {}
-    for entry in entries(store, SUBSCRIPTIONS):
-        try:
-            row = msgspec.msgpack.decode(entry.value, type=learnt(CursorRow))
-            cursor = CursorState.decode(row.cursor)
-        except (msgspec.MsgspecError, ValueError):
-            continue
-        cursors.setdefault(row.topic, {})[row.name] = cursor
+    for row in _rows(store, SUBSCRIPTIONS, CursorRow):
+        with contextlib.suppress(ValueError):
+            cursors.setdefault(row.topic, {})[row.name] = CursorState.decode(row.cursor)
     return cursors
 
 
@@ -365,21 +359,17 @@ class Indexer:
         for start in range(0, len(keys), self._puts_max):
             self._change(deletes=tuple(keys[start : start + self._puts_max]))
 
-    def topic_changed(self, journal: Journal, topics: Iterable[TopicState]) -> None:
-        """Note changed topics, then the batch sequence that changed them."""
+    def topic_changed(self, journal: Journal, topics: Iterable[TopicState] = ()) -> None:
+        """Note changed topics, then how far the log is synced."""
         puts: dict[str, bytes] = {}
         for topic in topics:
-            puts.update(_topic_rows(topic))
+            puts |= _topic_rows(topic)
 
         def write() -> None:
             self._put(puts)
             self._note_applied(journal)
 
         self._attempt(write)
-
-    def segments_changed(self, journal: Journal) -> None:
-        """Note how far the log is synced, after rotation, sealing or freeing."""
-        self._attempt(lambda: self._note_applied(journal))
 
     def cursors_changed(
         self,
@@ -440,10 +430,6 @@ class Indexer:
             size += added
         if some:
             yield some
-
-    def close(self) -> None:
-        """Close the store."""
-        self._store.close()
 
 
 def _topic_rows(topic: TopicState) -> dict[str, bytes]:

@@ -47,8 +47,10 @@ class Instance:
         self.warnings: list[str] = []
         self.closed = False
         self._process = os.getpid()
-        self._threads = threads
-        self._control = threading.RLock()
+        self.threaded = threads
+        """Threads do the upkeep; without them nothing changes while a caller waits."""
+        self.control_lock = threading.RLock()
+        """The lock under which topics, holds and segments are changed."""
         self._topics: dict[str, TopicRuntime] = {}
         self._parents: dict[str, TopicSpec] = {}
         self.unusable: dict[str, str] = {}
@@ -58,18 +60,8 @@ class Instance:
         """The offset by topic below which another tier holds its records."""
         self.read_ahead_bytes: Callable[[], int] = lambda: 0
         """Returns the bytes of records that subscriptions decoded and keep."""
-        self._topics_version = 0
+        self.topics_version = 0
         """Counts the changes of topics and their columns."""
-
-    @property
-    def threaded(self) -> bool:
-        """Tell whether threads do the upkeep; without them nothing changes while a caller waits."""
-        return self._threads
-
-    @property
-    def control_lock(self) -> threading.RLock:
-        """Return the lock under which topics, holds and segments are changed."""
-        return self._control
 
     @property
     def runtimes(self) -> list[TopicRuntime]:
@@ -82,22 +74,19 @@ class Instance:
 
     def names(self) -> list[str]:
         """Return the names of all topics, without the parts of partitioned ones."""
-        names = [n for n, r in list(self._topics.items()) if not r.state.spec.part_of]
-        return [*names, *self._parents]
-
-    @property
-    def topics_version(self) -> int:
-        """Return a number that changes with the topics and their columns."""
-        return self._topics_version
+        # Copied first, each in one step: other threads may create topics meanwhile.
+        names = [each.name for each in self.runtimes if not each.state.spec.part_of]
+        return names + list(self._parents)
 
     def parts_of(self, name: str) -> list[TopicRuntime]:
         """Return a topic, or all parts of a partitioned one."""
-        self._check_open()
+        self.check_open()
         return self._runtimes(full_topic_name(name))
 
     def check_open(self) -> None:
         """Raise `Closed` if the engine is closed."""
-        self._check_open()
+        if self.closed:
+            raise Closed("the engine is closed")
 
     def visible_ends(self, runtimes: Sequence[TopicRuntime]) -> list[int]:
         """Return the ends of what readers of topics may see, all of one instant."""
@@ -119,18 +108,6 @@ class Instance:
             # Another thread deleted it a moment ago.
             raise NotFound("no such topic", topic=full) from None
 
-    def _runtime(self, name: str) -> TopicRuntime:
-        self._check_open()
-        full = full_topic_name(name)
-        runtime = self._topics.get(full)
-        if runtime is None and full in self._parents:
-            raise InvalidRequest(
-                "the topic is partitioned, name one of its parts", topic=full, part=f"{full}-part-0"
-            )
-        if runtime is None:
-            raise NotFound("no such topic", topic=full)
-        return runtime
-
     def topic_runtime(self, name: str) -> TopicRuntime:
         """Return a topic at work, one part of a partitioned one.
 
@@ -138,7 +115,13 @@ class Instance:
             NotFound: if there is no such topic.
             InvalidRequest: if it is partitioned.
         """
-        return self._runtime(name)
+        self.check_open()
+        full = full_topic_name(name)
+        if full in self._parents:
+            raise InvalidRequest(
+                "the topic is partitioned, name one of its parts", topic=full, part=f"{full}-part-0"
+            )
+        return self._runtimes(full)[0]
 
     def whole_name(self, spec: TopicSpec) -> str:
         """Return a topic's name; of a part, that of the partitioned topic."""
@@ -158,12 +141,9 @@ class Instance:
 
     def lake_names(self) -> list[str]:
         """Return the topics that have a lake, partitioned ones by their own name."""
-        single = [
-            name
-            for name, runtime in list(self._topics.items())
-            if runtime.state.spec.lake and not runtime.state.spec.part_of
-        ]
-        return single + [name for name, spec in list(self._parents.items()) if spec.lake]
+        specs = [runtime.state.spec for runtime in self.runtimes]
+        whole = [spec for spec in specs if not spec.part_of] + list(self._parents.values())
+        return [spec.name for spec in whole if spec.lake]
 
     def whole_topic(self, full: str) -> tuple[TopicSpec, list[TopicRuntime]]:
         """Return a topic's definition with the topics that hold its records: itself, or its parts.
@@ -173,8 +153,4 @@ class Instance:
         """
         runtimes = self._runtimes(full)
         parent = self._parents.get(full)
-        return (runtimes[0].state.spec if parent is None else parent), runtimes
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise Closed("the engine is closed")
+        return parent or runtimes[0].state.spec, runtimes

@@ -20,20 +20,6 @@ from frazil.schema import BitmapMoves, column_id, plan_read
 if TYPE_CHECKING:
     from frazil.log import Frame
 
-__all__ = [
-    "CHANGE_FLAGS",
-    "OP_FIELD",
-    "PRESENT_FIELD",
-    "TIME_FIELD",
-    "arrow_payload",
-    "change_schema",
-    "check_count",
-    "frame_payload",
-    "newer_flags",
-    "plan_change_read",
-    "read_ipc",
-]
-
 Reader = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 OP_FIELD: Final = pa.field("_op", pa.int8(), nullable=False)
@@ -46,6 +32,11 @@ _SYSTEM_FIELDS: Final = (
 )
 CHANGE_FLAGS: Final = fmt.FLAG_OP | fmt.FLAG_PRESENT
 _KNOWN_FLAGS: Final = fmt.FLAG_OP | fmt.FLAG_PRESENT | fmt.FLAG_TIME | fmt.FLAG_PLAIN
+
+
+def is_arrow(data: object) -> bool:
+    """Tell whether records or changes in bulk are Arrow data."""
+    return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
 
 
 def change_schema(schema: pa.Schema, primary_key: Sequence[int]) -> pa.Schema:

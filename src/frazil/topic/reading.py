@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import datetime as dt
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from frazil.errors import InvalidRequest, NotFound
 from frazil.model import OffsetRange
 from frazil.topic.admission import waker
 from frazil.topic.runtime import microseconds
-from frazil.units import parse_bytes
+from frazil.units import is_whole, parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -34,13 +34,9 @@ def start_offset(runtime: TopicRuntime, start: Start) -> int:
     Raises:
         InvalidRequest: if it is none of an offset, `earliest`, `latest` or a time.
     """
-    held = runtime.history.range(runtime.state.id)
-    if isinstance(start, bool):
-        raise InvalidRequest("start must be an offset, 'earliest', 'latest' or a datetime")
-    if isinstance(start, int):
-        if start < 0:
-            raise InvalidRequest("offset must not be negative", offset=start)
+    if is_whole(start) and start >= 0:
         return start
+    held = runtime.history.range(runtime.state.id)
     if isinstance(start, dt.datetime):
         found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(start))
         return held.end if found is None else found
@@ -48,12 +44,9 @@ def start_offset(runtime: TopicRuntime, start: Start) -> int:
         return held.first
     if start == "latest":
         return held.end
-    raise InvalidRequest("start must be an offset, 'earliest', 'latest' or a datetime", start=start)
-
-
-def _is_count(value: Any, *kinds: type) -> bool:
-    is_number = isinstance(value, (int, *kinds)) and not isinstance(value, bool)
-    return is_number and bool(value >= 0)
+    raise InvalidRequest(
+        "start must be an offset from 0 on, 'earliest', 'latest' or a datetime", start=start
+    )
 
 
 class Reader:
@@ -79,12 +72,10 @@ class Reader:
     ) -> None:
         self._runtime = runtime
         self._follow = follow
-        if limit is not None and not _is_count(limit):
+        if limit is not None and not (is_whole(limit) and limit >= 0):
             raise InvalidRequest("limit must be a number of records from 0 on", limit=limit)
-        if timeout_s is not None and not _is_count(timeout_s, float):
-            raise InvalidRequest("timeout_s must be seconds from 0 on", timeout_s=timeout_s)
         self._left = limit
-        self._timeout_s = timeout_s
+        self._timeout_s = None if timeout_s is None else parse_duration_s(timeout_s)
         self._bytes_max = READ_BYTES if bytes_max is None else parse_bytes(bytes_max)
         if self._bytes_max < 1:
             raise InvalidRequest("bytes_max must be at least 1", bytes_max=bytes_max)
@@ -110,7 +101,7 @@ class Reader:
             batch = self.poll()
             if batch is not None:
                 return batch
-            if self._done() or not self._wait():
+            if self._is_over() or not self._follow or not self._wait():
                 self.close()
                 raise StopIteration
 
@@ -122,7 +113,7 @@ class Reader:
             CorruptionError: if the records at the position are lost; the error says where to go on.
             Closed: if the engine was closed.
         """
-        if not self._closed and self._left != 0:
+        if not self._is_over():
             self._fetch()
         return self._pop()
 
@@ -149,7 +140,7 @@ class Reader:
 
     def _pop(self) -> Batch | None:
         """Return the next batch that was read already, cut to what was asked for."""
-        if self._closed or not self._ready or self._left == 0:
+        if self._is_over() or not self._ready:
             return None
         batch = self._ready.pop()
         if not self._follow and batch.offset >= self._end:
@@ -213,8 +204,8 @@ class Reader:
     def _at_end(self) -> bool:
         return not self._follow and self.offset >= self._end
 
-    def _done(self) -> bool:
-        return self._closed or self._left == 0 or self._at_end() or not self._follow
+    def _is_over(self) -> bool:
+        return self._closed or self._left == 0
 
     def _wait(self) -> bool:
         """Wait until there is something new; False if the time is up."""
@@ -286,15 +277,12 @@ class AsyncReader(Reader):
         loop = asyncio.get_running_loop()
         while True:
             batch = None if self._fetching is not None else self._pop()
-            if batch is None and not self._closed and self._left != 0:
-                found = await self._fetched(loop)
+            while batch is None and not self._is_over() and await self._fetched(loop):
+                # None if another call took it, or if it was appended after this read began.
                 batch = self._pop()
-                if batch is None and found:
-                    # Another call took what was fetched, or it was appended after this read began.
-                    continue
             if batch is not None:
                 return batch
-            if self._done() or not await self._wait_async(loop):
+            if self._is_over() or not self._follow or not await self._wait_async(loop):
                 self.close()
                 raise StopAsyncIteration
 
@@ -310,18 +298,13 @@ class AsyncReader(Reader):
                 self._fetching = None
 
     async def _wait_async(self, loop: asyncio.AbstractEventLoop) -> bool:
-        future: asyncio.Future[None] = loop.create_future()
-
-        def settle() -> None:
-            if not future.done():
-                future.set_result(None)
-
-        wake = waker(loop, settle)
+        woken = asyncio.Event()
+        wake = waker(loop, woken.set)
         state = self._runtime.state
         state.waiters.append(wake)
         try:
             if not self._has_news():
-                await asyncio.wait_for(future, self._timeout_s)
+                await asyncio.wait_for(woken.wait(), self._timeout_s)
         except TimeoutError:
             return False
         finally:

@@ -22,7 +22,7 @@ from frazil.log import (
     ChainedHistory,
     Sender,
 )
-from frazil.model import WHOLE
+from frazil.model import OP_UPSERT, WHOLE
 from frazil.schema import (
     MESSAGE_SCHEMA,
     Message,
@@ -35,6 +35,8 @@ from frazil.schema import (
 from frazil.topic.acks import check_level
 from frazil.topic.changing import TopicChanges
 from frazil.topic.frames import ROWS_ARROW_MIN, MessageTopicCodec, TableCodec
+from frazil.topic.payloads import is_arrow
+from frazil.units import is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -47,19 +49,14 @@ if TYPE_CHECKING:
     from frazil.topic.acks import TierWaits
     from frazil.topic.frames import ArrowCodec, Columns
 
-__all__ = []
-
 _TIME_TYPE = MESSAGE_SCHEMA.field("publish_time").type
 
 
 def with_publish_time(data: object, now_us: int) -> object:
     """Return Arrow data of messages with a publish time, `now_us` where it has none."""
-    if isinstance(data, (pa.RecordBatch, pa.Table)):
-        table: pa.Table = data
-    elif hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
-        table = pa.table(data)
-    else:
+    if not is_arrow(data):
         return data
+    table: Any = data if isinstance(data, (pa.RecordBatch, pa.Table)) else pa.table(data)
     if "publish_time" in table.schema.names:
         return table
     times = pa.repeat(pa.scalar(now_us, _TIME_TYPE), table.num_rows)
@@ -135,10 +132,8 @@ class TopicRuntime:
         """Set while publishing to this topic is stopped."""
         self.tiers: Any = None
         """The topic's memory and disk tiers, a `TopicTiers` of a layer above; None without."""
-        """What memory and disk hold of the topic; None if the log serves alone."""
         self.pressure: Any = SimpleNamespace(level=0)
         """The admission of publishes: immediate while `level` is 0, else through `admit`."""
-        """What slows publishes down when memory is short."""
         self.lake: TierWaits | None = None
         """The calls that wait for the topic's table, and its ends; None without a lake."""
         self.objects: TierWaits | None = None
@@ -200,7 +195,7 @@ class TopicRuntime:
         row = self.row(record, fields)
         keyed = self.codec.columns.keyed
         if keyed is not None:
-            change = keyed.changes.prepare_row(row)
+            change = keyed.changes.prepare_row(row, OP_UPSERT, plain=True)
             if self.routing is not None:
                 self.check_part(part_of_row(row, *self._route(change.codec.schema)))
             return change.codec, change, 0, len(change.packed) + ROW_OVERHEAD_BYTES
@@ -315,7 +310,6 @@ class TopicRuntime:
         codec: Any = None
         size = 0
         size_max = self.settings.log.write_bytes_max
-        number = -1
         for number, record in enumerate(records):
             try:
                 own, data, _count, own_size = self.prepare(record, {})
@@ -422,9 +416,10 @@ class TopicRuntime:
         """
         synced = False
         if ack is not None:
-            # Tables of keyed topics are not written yet: nobody should wait for them.
-            has_lake = self.lake is not None and not self.state.spec.primary_key
-            check_level(ack, has_lake=has_lake, has_objects=self.objects is not None)
+            # Tables of keyed topics are not written yet: no publish can wait for them.
+            lake = None if self.state.spec.primary_key else self.lake
+            tiers = {"uploaded": self.objects, "committed": lake}
+            check_level(ack, without=[level for level, tier in tiers.items() if tier is None])
             synced = ack != "received"
         if producer is None:
             if sequence is not None:
@@ -453,7 +448,7 @@ def _producer_name(producer: object) -> str:
 
 
 def _is_count(value: object, *, maximum: int = SEQUENCE_MAX) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= maximum
+    return is_whole(value) and 0 <= value <= maximum
 
 
 def microseconds(time: dt.datetime) -> int:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     Fate: TypeAlias = Change | ArrowCodec
     """Something on its way to the log; the journal's thread sets `done` or `failed` at the end."""
 
-__all__ = []
-
 NEWEST_MAX: Final = 4096
 NEWEST_BYTES_MAX: Final = 4 << 20
 """So many newest changes are remembered before those that are written are forgotten."""
@@ -167,10 +165,8 @@ class Sequencer:
 
     def settled(self, sender: Sender | None) -> Sequence[Fate]:
         """Wait until all that a producer sent is settled; return it, for `is_last`."""
-        if sender is None or sender.producer is None:
-            return ()
         while True:
-            sent = self._sending.get(sender.producer, ())
+            sent = self._sent(sender)
             unsettled = next((each for each in sent if not _is_settled(each)), None)
             if unsettled is None:
                 return sent
@@ -178,9 +174,12 @@ class Sequencer:
 
     def is_last(self, sender: Sender | None, sent: Sequence[Fate]) -> bool:
         """Tell whether a producer sent nothing after what `settled` returned."""
-        if sender is None or sender.producer is None:
-            return True
-        return self._sending.get(sender.producer, ()) is sent
+        return self._sent(sender) is sent
+
+    def _sent(self, sender: Sender | None) -> Sequence[Fate]:
+        """Return what is on its way of the producer of a call; nothing of a call without one."""
+        producer = None if sender is None else sender.producer
+        return () if producer is None else self._sending.get(producer, ())
 
     # -- what a change builds on -----------------------------------------------------------------
 
@@ -205,14 +204,20 @@ class Sequencer:
                 self._wait_for(pending)
                 continue
             changes = [change for _forgotten, _latest, change, _batch in seen]
-            below = [key for key, change in zip(keys, changes, strict=True) if change is None]
-            rows = iter(self._look_below(below, codec) if below else ())
-            entries = build([next(rows) if each is None else _image(each) for each in changes])
+            entries = build(self._images(keys, changes, codec))
             with self._lock:
                 if not self.is_last(sender, sent):
                     return None
                 if [self._seen(key) for key in keys] == seen:
                     return self._take(entries)
+
+    def _images(
+        self, keys: Sequence[Key], changes: Sequence[Change | None], codec: ChangeCodec
+    ) -> list[Image]:
+        """Return the images of keys: of their changes on the way, else of what is written."""
+        below = [key for key, change in zip(keys, changes, strict=True) if change is None]
+        rows = iter(self._look_below(below, codec) if below else ())
+        return [next(rows) if each is None else _image(each) for each in changes]
 
     def _seen(self, key: Key) -> tuple[int, Change | None, Change | None, ArrowCodec | None]:
         """Return what is known of a key, under the lock; two that are equal tell of no change.

@@ -28,15 +28,13 @@ from frazil.schema import (
     parse_partition_spec,
 )
 from frazil.topic.signals import checked_limits
-from frazil.units import parse_bytes, parse_duration_s
+from frazil.units import is_whole, parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from frazil.log import TopicState
     from frazil.schema import Change, IngestLimits
-
-__all__ = []
 
 _CHOICES: Final = {
     "sync": ("periodic", "commit"),
@@ -90,25 +88,13 @@ def request_topic(
     Raises:
         InvalidRequest: with what is wrong and what to write instead.
     """
-    full = full_topic_name(name)
-    if is_part_name(full) and not loose_part:
-        raise InvalidRequest(
-            "names that end in -part-<number> belong to partitioned topics, use partitions=",
-            topic=full,
-        )
-    if full.split("/")[1].casefold() == NAMESPACE_OF_SQL:
-        raise InvalidRequest(
-            "this namespace is SQL's own and its topics could not be queried, use another",
-            topic=full,
-        )
+    full = _new_name(name, loose_part=loose_part)
     keys = (primary_key,) if isinstance(primary_key, str) else _names("primary_key", primary_key)
     fields_by = _names("partition_by", partition_by)
     sorts = (sort_by,) if isinstance(sort_by, str) else _names("sort_by", sort_by)
-    if not isinstance(partitions, int) or isinstance(partitions, bool):
-        raise InvalidRequest("partitions must be a whole number", got=type(partitions).__name__)
-    if not 0 <= partitions <= PARTITIONS_MAX:
+    if not is_whole(partitions) or not 0 <= partitions <= PARTITIONS_MAX:
         raise InvalidRequest(
-            "number of partitions is out of range",
+            "partitions must be a whole number from 0 on",
             partitions=partitions,
             partitions_max=PARTITIONS_MAX,
         )
@@ -124,11 +110,25 @@ def request_topic(
     if keys:
         check_keyed_options(full, clean)
     schema = declare_schema(columns, limits=limits, primary_key=keys)
-    fields = parse_partition_spec(fields_by, schema)
-    ids = tuple(_id_of(schema, key) for key in keys)
-    return TopicRequest(
-        full, "table", schema, ids, tuple(fields), partitions, clean, _sort_ids(schema, sorts)
-    )
+    fields = tuple(parse_partition_spec(fields_by, schema))
+    key_ids, sort_ids = _ids_of(schema, keys), _sort_ids(schema, sorts)
+    return TopicRequest(full, "table", schema, key_ids, fields, partitions, clean, sort_ids)
+
+
+def _new_name(name: str, *, loose_part: bool) -> str:
+    """Return the full name of a new topic."""
+    full = full_topic_name(name)
+    if is_part_name(full) and not loose_part:
+        raise InvalidRequest(
+            "names that end in -part-<number> belong to partitioned topics, use partitions=",
+            topic=full,
+        )
+    if full.split("/")[1].casefold() == NAMESPACE_OF_SQL:
+        raise InvalidRequest(
+            "this namespace is SQL's own and its topics could not be queried, use another",
+            topic=full,
+        )
+    return full
 
 
 def _sort_ids(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ def _sort_ids(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
                 column=name,
                 columns=", ".join(schema.names),
             )
-    return tuple(_id_of(schema, name) for name in names)
+    return _ids_of(schema, names)
 
 
 def first_columns(
@@ -163,11 +163,11 @@ def first_columns(
             "the topic does not exist and cannot be made from this record: give bytes or a row",
             got=type(payload).__name__,
         )
-    unknown = [name for name in fields if name not in Message.__struct_fields__]
+    unknown = fields.keys() - {*Message.__struct_fields__}
     if unknown:
         raise InvalidRequest(
             "message has an unknown field",
-            field=unknown[0],
+            field=min(unknown),
             allowed=", ".join(Message.__struct_fields__),
         )
     size = memoryview(payload).nbytes
@@ -176,18 +176,17 @@ def first_columns(
     return None
 
 
-def _id_of(schema: pa.Schema, name: str) -> int:
-    return column_id(column_of(schema, name))
+def _ids_of(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
+    return tuple(column_id(column_of(schema, name)) for name in names)
 
 
-def _names(what: str, names: object) -> tuple[str, ...]:
+def _names(what: str, names: Any) -> tuple[str, ...]:
     """Return the names in a list; one text alone is no list, though it can be iterated over."""
-    if isinstance(names, (str, bytes, Mapping)) or not isinstance(names, Iterable):
-        raise InvalidRequest(f"{what} must be a list of names", got=type(names).__name__)
-    found = tuple(names)
-    for name in found:
-        if not isinstance(name, str):
-            raise InvalidRequest(f"{what} must be a list of names", got=type(name).__name__)
+    is_list = isinstance(names, Iterable) and not isinstance(names, (str, bytes, Mapping))
+    found = tuple(names) if is_list else (names,)
+    if not is_list or not all(isinstance(name, str) for name in found):
+        got = ", ".join(type(name).__name__ for name in found)
+        raise InvalidRequest(f"{what} must be a list of names", got=got)
     return found
 
 
@@ -246,17 +245,14 @@ def check_keyed_options(topic: str, clean: Mapping[str, Any]) -> None:
     Raises:
         InvalidRequest: if an option would let rows go.
     """
-    for name, is_wrong in (
-        ("on_full=expire", clean.get("on_full") == "expire"),
-        ("retention_age", clean.get("retention_us") is not None),
-    ):
-        if is_wrong:
-            raise InvalidRequest(
-                "the newest rows of a keyed topic are its state and never expire, leave this out; "
-                "retention_bytes bounds its files, and at that size publishing to it stops",
-                topic=topic,
-                option=name,
-            )
+    expires = clean.get("on_full") == "expire"
+    if expires or "retention_us" in clean:
+        raise InvalidRequest(
+            "the newest rows of a keyed topic are its state and never expire, leave this out; "
+            "retention_bytes bounds its files, and at that size publishing to it stops",
+            topic=topic,
+            option="on_full=expire" if expires else "retention_age",
+        )
 
 
 def _limit(key: str, value: int) -> int:
@@ -280,7 +276,6 @@ def specs_of(
     request: TopicRequest, *, topic_id: int, now_us: int, sync_default: str, uid: str = ""
 ) -> list[TopicSpec]:
     """Return the specs to write: the topic, or the parent and its parts."""
-    options = {"sync": sync_default, **request.options}
     same: dict[str, Any] = {
         "kind": request.kind,
         "created_us": now_us,
@@ -288,7 +283,8 @@ def specs_of(
         "partition_by": request.partition_by,
         "sort_by": request.sort_by,
         "uid": uid,
-        **options,
+        "sync": sync_default,
+        **request.options,
     }
     if not request.partitions:
         return [TopicSpec(id=topic_id, name=request.name, **same)]
@@ -308,7 +304,7 @@ def specs_of(
 
 def check_hold_offset(offset: object) -> None:
     """Check that the offset of a hold is a whole number."""
-    if not isinstance(offset, int) or isinstance(offset, bool):
+    if not is_whole(offset):
         raise InvalidRequest("offset must be a whole number", got=type(offset).__name__)
 
 
@@ -351,36 +347,31 @@ def unfinished(topics: Mapping[int, TopicState], *, now_us: int) -> tuple[list[C
 
     A table topic without columns, or parts without their parent, were never acknowledged.
     """
-    parents = {
-        topic.id: topic
-        for topic in topics.values()
-        if topic.spec.partitions and not topic.spec.deleted_us
-    }
+    live = [topic for topic in topics.values() if not topic.spec.deleted_us]
+    parents = {topic.id: topic.spec for topic in live if topic.spec.partitions}
     controls: list[Control] = []
     warnings: list[str] = []
     families: dict[int, list[TopicState]] = {}
-    for topic in topics.values():
+    for topic in live:
         spec = topic.spec
-        if spec.deleted_us:
-            continue
         columns_missing = spec.kind == "table" and not spec.partitions and not topic.schemas
         if columns_missing or (spec.part_of and spec.part_of not in parents):
             warnings.append(f"topic {spec.name} was half made or half deleted and is removed")
             controls.append(topic_control(msgspec.structs.replace(spec, deleted_us=now_us)))
         elif spec.part_of:
-            controls += _like_parent(spec, parents[spec.part_of].spec)
+            controls += _like_parent(spec, parents[spec.part_of])
             families.setdefault(spec.part_of, []).append(topic)
     for parent, parts in families.items():
         try:
-            schemas = shared_schemas([part.schemas for part in parts])
+            controls += _missing_of_parts(parts)
         except CorruptionError as error:
-            warnings.append(
-                f"parts of topic {parents[parent].spec.name} are left as they are: {error}"
-            )
-            continue
-        for part in parts:
-            controls += missing_schemas(part.id, part.schemas, schemas)
+            warnings.append(f"parts of topic {parents[parent].name} are left as they are: {error}")
     return controls, warnings
+
+
+def _missing_of_parts(parts: Sequence[TopicState]) -> list[Control]:
+    whole = shared_schemas(part.schemas for part in parts)
+    return [each for part in parts for each in missing_schemas(part.id, part.schemas, whole)]
 
 
 def parts_options(parent: TopicSpec) -> dict[str, Any]:

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from frazil.log.codec import Waiter
     from frazil.topic.instance import Instance
 
-__all__ = [
-    "has_namespace_for",
-]
-
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 1 << 20
 BYTES_MAX: Final = 64 << 20
@@ -104,12 +100,6 @@ class States:
                 bytes_max=BYTES_MAX,
             )
 
-    def get(self, tag: int, key: str) -> bytes | None:
-        """Return a durable value, None if there is none."""
-        values = self._engine.log.journal.state.values
-        found: bytes | None = self._engine.log.queue.call(lambda: values.get((int(tag), key)))
-        return found
-
     def items(self, tag: int) -> dict[str, bytes]:
         """Return all durable values of a tag by key.
 
@@ -124,7 +114,7 @@ class States:
         return found
 
 
-def _size(key: str, value: Any) -> int:
+def _size(key: str, value: object) -> int:
     return len(key.encode()) + (len(value) if isinstance(value, bytes) else 64)
 
 
@@ -132,15 +122,14 @@ def _check(tag: int, key: object, value: object) -> None:
     if not STATE_FIRST_FREE <= tag <= TAG_MAX:
         raise InvalidRequest("tag is not one of those that are free", tag=tag)
     try:
-        fits = isinstance(key, str) and 0 < len(key.encode()) <= KEY_BYTES_MAX
+        key_bytes = len(key.encode()) if isinstance(key, str) else 0
     except UnicodeEncodeError:
-        fits = False
-    if not fits:
+        key_bytes = 0
+    if not 0 < key_bytes <= KEY_BYTES_MAX:
         raise InvalidRequest("key must be text of 1 to 1,024 bytes", bytes_max=KEY_BYTES_MAX)
-    if value is not None and not isinstance(value, bytes):
-        raise InvalidRequest("value must be bytes", got=type(value).__name__)
-    if value is not None and len(value) > VALUE_BYTES_MAX:
-        raise InvalidRequest("value is too large", bytes=len(value), bytes_max=VALUE_BYTES_MAX)
+    given = b"" if value is None else value
+    if not isinstance(given, bytes) or len(given) > VALUE_BYTES_MAX:
+        raise InvalidRequest("value must be bytes, not too many", bytes_max=VALUE_BYTES_MAX)
 
 
 def has_namespace_for(engine: Instance, topic: str) -> bool:
@@ -152,10 +141,8 @@ def has_namespace_for(engine: Instance, topic: str) -> bool:
         InvalidRequest: if no topic can have this name.
     """
     namespace = full_topic_name(topic).split("/", 2)[1]
-    if namespace in NAMESPACES_AT_BOOT:
-        return True
     values = engine.log.journal.state.values
-    if (int(StateTag.NAMESPACE), namespace) in values:
+    if namespace in NAMESPACES_AT_BOOT or (int(StateTag.NAMESPACE), namespace) in values:
         return True
     names = [*(runtime.name for runtime in engine.runtimes), *list(engine.unusable)]
     return any(name.startswith(f"/{namespace}/") for name in names)

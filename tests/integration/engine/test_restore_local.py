@@ -154,7 +154,7 @@ def test_values_that_are_no_records_come_back(scene):
     scene.engine.states.put(StateTag.SCHEMA, "orders", b"definition")
     scene.engine.objects.backup()
     scene.lose_and_restore()
-    assert scene.engine.states.get(StateTag.SCHEMA, "orders") == b"definition"
+    assert scene.engine.states.items(StateTag.SCHEMA)["orders"] == b"definition"
 
 
 def test_the_engine_makes_backups_by_itself(tmp_path):

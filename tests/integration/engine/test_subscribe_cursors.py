@@ -415,8 +415,6 @@ def test_values_are_durable_by_tag_and_key(tmp_path):
         assert db.states.items(StateTag.SCHEMA) == {"a": b"2", "b": b""}
         assert db.states.items(StateTag.ROLE) == {"a": b"3"}
         assert db.states.items(StateTag.CLIENT) == {}
-        assert db.states.get(StateTag.ROLE, "a") == b"3"
-        assert db.states.get(StateTag.ROLE, "c") is None
 
 
 def test_what_cannot_be_a_value_is_refused(tmp_path):

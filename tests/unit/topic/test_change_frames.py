@@ -9,7 +9,7 @@ import pytest
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.log import Payload
 from frazil.log import format as fmt
-from frazil.model import OP_UPSERT
+from frazil.model import OP_INSERT, OP_UPSERT
 from frazil.schema import (
     AddColumn,
     DropColumn,
@@ -29,8 +29,8 @@ FLAGS = fmt.FLAG_OP | fmt.FLAG_PRESENT
 def some_changes(codec):
     changes = codec.columns.keyed.changes
     return [
-        changes.prepare_insert({"id": 1, "name": "a", "n": 1}),
-        changes.prepare_upsert({"id": 2, "name": "b"}),
+        changes.prepare_row({"id": 1, "name": "a", "n": 1}, OP_INSERT),
+        changes.prepare_row({"id": 2, "name": "b"}, OP_UPSERT),
         changes.prepare_update(1, {"n": None}),
         changes.prepare_delete(2),
     ]
