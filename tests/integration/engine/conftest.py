@@ -1,4 +1,4 @@
-"""Engines of the tests: of the lake one a module, of the tiers worlds on simulated disks."""
+"""Engines of the tests: a small one each, of the lake one a module, of the tiers worlds on disks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,22 @@ import pytest
 
 from tests.crash.engine_world import many_lives
 from tests.integration.engine.lake_engine import opened as lake_opened
+from tests.integration.engine.opening import open_small
 from tests.integration.engine.tier_world import World
 from tests.support import SimulatedCrash
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Return a new engine with small limits."""
+    with open_small(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def topic(engine):
+    """Return a message topic of the new engine."""
+    return engine.create_topic("t")
 
 
 @pytest.fixture(scope="module")

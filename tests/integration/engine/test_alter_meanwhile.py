@@ -8,16 +8,8 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import NotFound
-from tests.integration.engine.opening import open_small
 
 COLUMNS = {"id": "long", "a": "string", "b": "long"}
-
-
-@pytest.fixture
-def engine(tmp_path):
-    """An engine."""
-    with open_small(tmp_path) as engine:
-        yield engine
 
 
 def between(monkeypatch, owner, name, act):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import frazil
-from frazil.errors import Closed, InvalidRequest, NotFound, Overloaded
+from frazil.errors import InvalidRequest, NotFound, Overloaded
 from tests.integration.engine.opening import open_small, payloads_of, small_settings
 
 
@@ -169,34 +169,19 @@ def test_waiting_tasks_go_on_when_there_is_room(tmp_path):
     run(main, tmp_path, queue_records_max=2, queue_wait_s=30.0)
 
 
-def test_an_error_in_one_task_is_its_own(tmp_path):
-    """Bad records among good ones fail alone."""
-
-    async def main(db):
-        topic = await db.create_topic("t", {"n": "long"})
-        calls = [topic.append({"n": n if n % 5 else "bad"}) for n in range(50)]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        assert [isinstance(each, InvalidRequest) for each in results] == [
-            n % 5 == 0 for n in range(50)
-        ]
-
-    run(main, tmp_path)
-
-
-def test_a_reader_of_an_ended_loop_does_not_stop_the_engine(tmp_path):
+def test_a_reader_of_an_ended_loop_does_not_stop_the_engine(engine):
     """A waiter left behind by a closed event loop does not fail the journal."""
-    with open_small(tmp_path) as engine:
-        engine.create_topic("t")
+    engine.create_topic("t")
 
-        async def leave_behind():
-            reader = frazil.AsyncEngine(engine).topic("t").tail()
-            # News that come between two looks leave the reader's waiter in the list.
-            reader._has_news = lambda: True
-            assert await reader._wait_async(asyncio.get_running_loop())
+    async def leave_behind():
+        reader = frazil.AsyncEngine(engine).topic("t").tail()
+        # News that come between two looks leave the reader's waiter in the list.
+        reader._has_news = lambda: True
+        assert await reader._wait_async(asyncio.get_running_loop())
 
-        asyncio.run(leave_behind())
-        assert [engine.topic("t").append(b"x").offset for _ in range(3)] == [0, 1, 2]
-        assert engine.stats()["health"] == "ok"
+    asyncio.run(leave_behind())
+    assert [engine.topic("t").append(b"x").offset for _ in range(3)] == [0, 1, 2]
+    assert engine.stats()["health"] == "ok"
 
 
 def test_a_publisher_of_an_ended_loop_does_not_stop_the_engine(tmp_path):
@@ -219,20 +204,3 @@ def test_a_publisher_of_an_ended_loop_does_not_stop_the_engine(tmp_path):
         stuck.join()
         assert topic.append(b"y").offset >= 1
         assert engine.stats()["health"] == "ok"
-
-
-def test_after_close_async_calls_are_refused(tmp_path):
-    """A closed engine answers `Closed` under asyncio, too."""
-
-    async def main():
-        db = await frazil.open_async(small_settings(tmp_path))
-        topic = await db.create_topic("t")
-        await db.close()
-        with pytest.raises(Closed):
-            await topic.append(b"x")
-        with pytest.raises(Closed):
-            await topic.append_many([b"x"])
-        with pytest.raises(Closed):
-            [batch async for batch in topic.tail()]
-
-    asyncio.run(main())

@@ -109,28 +109,16 @@ def test_errors_come_as_from_a_topic(tmp_path):
         assert await topic.get_many([1, 2]) == [{"id": 1, "n": 1, "s": None}, None]
         await db.close()
         for call in (
+            lambda: plain.append(b"x"),
+            lambda: plain.append_many([b"x"]),
+            lambda: anext(plain.tail()),
+            lambda: topic.get(1),
             lambda: topic.upsert(id=1, n=1),
             lambda: topic.update(1, {"n": 1}),
             lambda: db.query("SELECT 1"),
         ):
             with pytest.raises(Closed):
                 await call()
-
-    run(main, tmp_path)
-
-
-def test_an_idempotent_producers_change_is_written_once(tmp_path):
-    """A change that is sent again gets the first ack, on both ways into the log."""
-
-    async def main(db):
-        topic = await create(db)
-        first = await topic.upsert(id=1, n=1, producer="p", sequence=0)
-        assert await topic.upsert(id=1, n=1, producer="p", sequence=0) == first
-        second = await topic.update(1, {"n": 2}, producer="p", sequence=1)
-        assert await topic.update(1, {"n": 2}, producer="p", sequence=1) == second
-        assert second.offset == first.offset + 1
-        with pytest.raises(Conflict):
-            await topic.delete(1, producer="p", sequence=5)
 
     run(main, tmp_path)
 
@@ -255,26 +243,5 @@ def test_a_query_cancelled_before_its_turn_never_runs(tmp_path):
         await asyncio.sleep(0.2)
         assert not queries.running()
         assert (await db.query("SELECT 1")).rows() == [(1,)]
-
-    run(main, tmp_path)
-
-
-def test_a_cancelled_change_does_not_disturb_others(tmp_path):
-    """Cancelled changes may or may not be stored; all others get their acks."""
-
-    async def main(db):
-        topic = await create(db)
-        await topic.insert(id=0, n=0)
-        tasks = [asyncio.ensure_future(topic.upsert(id=key, n=1)) for key in range(1, 100)]
-        tasks += [asyncio.ensure_future(topic.update(0, {"n": n})) for n in range(50)]
-        await asyncio.sleep(0)
-        for task in tasks[::3]:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(each, frazil.Ack | asyncio.CancelledError) for each in results)
-        kept = [each for number, each in enumerate(results) if number % 3]
-        assert all(isinstance(each, frazil.Ack) for each in kept)
-        keys = [key for key in range(1, 100) if (key - 1) % 3]
-        assert None not in await topic.get_many(keys)
 
     run(main, tmp_path)

@@ -88,21 +88,20 @@ def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
         assert db.stats()["journal"]["oldest_kept_by"] == []
 
 
-def test_with_files_the_hold_that_keeps_the_oldest_of_them_is_named(tmp_path):
+def test_with_files_the_hold_that_keeps_the_oldest_of_them_is_named(engine):
     """No hold keeps the log then, and none keeps the files of another topic."""
-    with open_small(tmp_path) as db:
-        small, large = db.create_topic("small"), db.create_topic("large")
-        small.append_many([b"x"] * 2)
-        large.append(b"x")
-        small.hold("a", 1)
-        small.hold("b", 2)
-        rotate(db)
-        large.append(b"y")
-        assert small.describe()["oldest_kept_by"] == []
-        db.tiers.flush()
-        kept = [{"topic": "/default/small", "hold": "a", "offset": 1}]
-        assert small.describe()["oldest_kept_by"] == kept
-        assert large.describe()["oldest_kept_by"] == []
-        assert db.stats()["journal"]["oldest_kept_by"] == []
-        small.advance("a", 2)
-        assert small.describe()["oldest_kept_by"] == []
+    small, large = engine.create_topic("small"), engine.create_topic("large")
+    small.append_many([b"x"] * 2)
+    large.append(b"x")
+    small.hold("a", 1)
+    small.hold("b", 2)
+    rotate(engine)
+    large.append(b"y")
+    assert small.describe()["oldest_kept_by"] == []
+    engine.tiers.flush()
+    kept = [{"topic": "/default/small", "hold": "a", "offset": 1}]
+    assert small.describe()["oldest_kept_by"] == kept
+    assert large.describe()["oldest_kept_by"] == []
+    assert engine.stats()["journal"]["oldest_kept_by"] == []
+    small.advance("a", 2)
+    assert small.describe()["oldest_kept_by"] == []

@@ -9,14 +9,6 @@ import pytest
 
 from frazil.engine import AsyncEngine
 from frazil.errors import Closed, InvalidRequest
-from tests.integration.engine.opening import open_small
-
-
-@pytest.fixture
-def engine(tmp_path):
-    """An engine."""
-    with open_small(tmp_path) as engine:
-        yield engine
 
 
 def keyed(engine, partitions=0):

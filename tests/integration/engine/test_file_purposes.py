@@ -29,15 +29,14 @@ def test_a_file_is_described_by_the_purpose_that_its_bytes_count_for(tmp_path, s
         assert {name: size for name, size in purposes.items() if size} == dict(totals)
 
 
-def test_the_routes_of_changes_have_one_for_each_tier(tmp_path):
+def test_the_routes_of_changes_have_one_for_each_tier(engine):
     """Changes are counted by where their base lay; none waits for a base in Iceberg."""
-    with open_small(tmp_path) as engine:
-        topic = engine.create_topic("t", {"id": "long"}, primary_key="id")
-        topic.append(id=1)
-        topic.append(id=1)
-        engine.tiers.flush()
-        topic.append(id=1)
-        # A scan folds what was written; a look-up leaves that to the thread that folds.
-        assert engine.query("SELECT count(*) FROM t").rows() == [(1,)]
-        routes = engine.topic_stats("t")["tiers"]["routes"]
-        assert routes == {"new": 1, "memory": 1, "delta": 1, "queued": 0}
+    topic = engine.create_topic("t", {"id": "long"}, primary_key="id")
+    topic.append(id=1)
+    topic.append(id=1)
+    engine.tiers.flush()
+    topic.append(id=1)
+    # A scan folds what was written; a look-up leaves that to the thread that folds.
+    assert engine.query("SELECT count(*) FROM t").rows() == [(1,)]
+    routes = engine.topic_stats("t")["tiers"]["routes"]
+    assert routes == {"new": 1, "memory": 1, "delta": 1, "queued": 0}

@@ -15,13 +15,6 @@ from tests.support import SimulatedClock
 COUNT = "select count(*) from t"
 
 
-@pytest.fixture
-def engine(tmp_path):
-    """An engine that waits a moment for offsets."""
-    with open_small(tmp_path) as engine:
-        yield engine
-
-
 def in_sets(engine, topic, count, tick=None):
     """Append records, each in a flush set of its own."""
     for number in range(count):
@@ -65,16 +58,15 @@ def test_a_partitioned_topic_takes_its_acks(engine, key):
         engine.query(COUNT, min_offset=0)
 
 
-def test_an_offset_that_does_not_come_is_an_error(tmp_path):
+def test_an_offset_that_does_not_come_is_an_error(engine):
     """A query gives up on an offset that nobody writes, with the part that lacks it."""
-    with open_small(tmp_path) as engine:
-        query = engine.settings.query.model_copy(update={"wait_s": 0.05})
-        engine.settings = engine.settings.model_copy(update={"query": query})
-        topic = engine.create_topic("t", {"id": "long"}, partitions=2)
-        ack = topic.append(id=1)
-        with pytest.raises(Unavailable) as caught:
-            engine.query(COUNT, min_offset={f"t-part-{ack.part}": 7})
-        assert caught.value.details["topic"] == f"/default/t-part-{ack.part}"
+    query = engine.settings.query.model_copy(update={"wait_s": 0.05})
+    engine.settings = engine.settings.model_copy(update={"query": query})
+    topic = engine.create_topic("t", {"id": "long"}, partitions=2)
+    ack = topic.append(id=1)
+    with pytest.raises(Unavailable) as caught:
+        engine.query(COUNT, min_offset={f"t-part-{ack.part}": 7})
+    assert caught.value.details["topic"] == f"/default/t-part-{ack.part}"
 
 
 def test_what_is_no_longer_held_cannot_be_seen(tmp_path):

@@ -7,15 +7,8 @@ import pytest
 from frazil.errors import Conflict, NotFound
 from frazil.schema import UNAVAILABLE
 from frazil.topic import STEPS_MAX
-from tests.integration.engine.opening import open_small
 
 COLUMNS = {"a": "long", "b": "string", "v": "long", "note": "string"}
-
-
-@pytest.fixture
-def engine(tmp_path):
-    with open_small(tmp_path) as db:
-        yield db
 
 
 def create(engine, **options):

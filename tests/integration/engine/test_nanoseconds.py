@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import InvalidRequest
-from tests.integration.engine.opening import open_small
 
 NS = pa.timestamp("ns", "UTC")
 
@@ -88,20 +87,19 @@ def test_rows_of_a_query_have_the_form_that_reads_have(tmp_path):
     assert printed == "done\n", errors
 
 
-def test_an_update_by_such_a_key_is_refused_and_touches_no_other_row(tmp_path):
+def test_an_update_by_such_a_key_is_refused_and_touches_no_other_row(engine):
     """A key that Python cannot say is refused with the reason; exact ones are found."""
-    with open_small(tmp_path) as engine:
-        columns = pa.schema([("k", NS), ("v", pa.int64())])
-        topic = engine.create_topic("t", columns, primary_key="k")
-        topic.append_arrow(pa.table({"k": pa.array([1000, 1001], NS), "v": [1, 2]}))
+    columns = pa.schema([("k", NS), ("v", pa.int64())])
+    topic = engine.create_topic("t", columns, primary_key="k")
+    topic.append_arrow(pa.table({"k": pa.array([1000, 1001], NS), "v": [1, 2]}))
 
-        def update(key):
-            data = {"k": pa.array([key], NS), "v": [9], "_op": ["update"]}
-            return topic.append_changes(pa.table(data))
+    def update(key):
+        data = {"k": pa.array([key], NS), "v": [9], "_op": ["update"]}
+        return topic.append_changes(pa.table(data))
 
-        with pytest.raises(InvalidRequest, match="finer than a microsecond"):
-            update(1001)
-        update(1000)
-        (batch,) = [each.data for each in topic.read(2)]
-        assert batch.column("k").cast("int64").to_pylist() == [1000]
-        assert engine.query("select count(*) from t where v = 9").rows() == [(1,)]
+    with pytest.raises(InvalidRequest, match="finer than a microsecond"):
+        update(1001)
+    update(1000)
+    (batch,) = [each.data for each in topic.read(2)]
+    assert batch.column("k").cast("int64").to_pylist() == [1000]
+    assert engine.query("select count(*) from t where v = 9").rows() == [(1,)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import threading
 
 import pyarrow as pa
 import pytest
@@ -23,26 +22,24 @@ from tests.integration.engine.opening import (
 COLUMNS = {"id": "long", "name": "string"}
 
 
-def test_every_form_of_a_message_is_stored(tmp_path):
+def test_every_form_of_a_message_is_stored(topic):
     """Bytes, bytes-like, dicts, keywords and `Message` all become the same record."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        forms = [
-            (b"x",),
-            (bytearray(b"x"),),
-            (memoryview(b"x"),),
-            ({"payload": b"x"},),
-            (Message(b"x"),),
-        ]
-        acks = [topic.append(*form) for form in forms]
-        acks.append(topic.append(payload=b"x"))
-        assert [ack.offset for ack in acks] == list(range(6))
-        assert [ack.offset_last for ack in acks] == list(range(6))
-        assert all(after.lsn > before.lsn for before, after in itertools.pairwise(acks))
-        assert payloads_of(topic) == [b"x"] * 6
+    forms = [
+        (b"x",),
+        (bytearray(b"x"),),
+        (memoryview(b"x"),),
+        ({"payload": b"x"},),
+        (Message(b"x"),),
+    ]
+    acks = [topic.append(*form) for form in forms]
+    acks.append(topic.append(payload=b"x"))
+    assert [ack.offset for ack in acks] == list(range(6))
+    assert [ack.offset_last for ack in acks] == list(range(6))
+    assert all(after.lsn > before.lsn for before, after in itertools.pairwise(acks))
+    assert payloads_of(topic) == [b"x"] * 6
 
 
-def test_the_envelope_comes_back_as_it_went(tmp_path):
+def test_the_envelope_comes_back_as_it_went(topic):
     """Key, attributes, times, producer and schema ids round-trip, null where not given."""
     time = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
     envelope = {
@@ -54,13 +51,11 @@ def test_the_envelope_comes_back_as_it_went(tmp_path):
         "schema_id": 8,
         "schema_version": 9,
     }
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        topic.append(b"full", **envelope)
-        before = dt.datetime.now(dt.UTC)
-        topic.append(b"bare")
-        after = dt.datetime.now(dt.UTC)
-        full, bare = rows_of(topic)
+    topic.append(b"full", **envelope)
+    before = dt.datetime.now(dt.UTC)
+    topic.append(b"bare")
+    after = dt.datetime.now(dt.UTC)
+    full, bare = rows_of(topic)
     for key, value in envelope.items():
         wanted = list(value.items()) if key == "attributes" else value
         assert full[key] == wanted, key
@@ -70,20 +65,19 @@ def test_the_envelope_comes_back_as_it_went(tmp_path):
     assert before <= bare["publish_time"] <= after
 
 
-def test_rows_come_as_dicts_keywords_and_arrow(tmp_path):
+def test_rows_come_as_dicts_keywords_and_arrow(engine):
     """A table topic takes rows in any form and gives them back in order."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t", COLUMNS)
-        topic.append({"id": 0, "name": "a"})
-        topic.append(id=1, name=None)
-        topic.append_many([{"id": 2, "name": "c"}, {"id": 3, "name": "d"}])
-        table = pa.table({"name": ["e", None], "id": [4, 5]})
-        assert topic.append_arrow(table.to_batches()[0]) == Ack(4, 5, topic.append(id=6).lsn - 1)
-        assert column_of(topic, "id") == [0, 1, 2, 3, 4, 5, 6]
-        assert column_of(topic, "name") == ["a", None, "c", "d", "e", None, None]
+    topic = engine.create_topic("t", COLUMNS)
+    topic.append({"id": 0, "name": "a"})
+    topic.append(id=1, name=None)
+    topic.append_many([{"id": 2, "name": "c"}, {"id": 3, "name": "d"}])
+    table = pa.table({"name": ["e", None], "id": [4, 5]})
+    assert topic.append_arrow(table.to_batches()[0]) == Ack(4, 5, topic.append(id=6).lsn - 1)
+    assert column_of(topic, "id") == [0, 1, 2, 3, 4, 5, 6]
+    assert column_of(topic, "name") == ["a", None, "c", "d", "e", None, None]
 
 
-def test_frames_of_other_libraries_are_taken(tmp_path):
+def test_frames_of_other_libraries_are_taken(engine):
     """pandas, Polars and DuckDB objects are published as they are."""
     duckdb = pytest.importorskip("duckdb", reason="duckdb is a development extra")
     pandas = pytest.importorskip("pandas", reason="pandas is a development extra")
@@ -96,13 +90,12 @@ def test_frames_of_other_libraries_are_taken(tmp_path):
         polars.DataFrame(data),
         duckdb.sql("select 1::bigint as id, 'x' as name union all select 2, 'y' order by id"),
     ]
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t", COLUMNS)
-        for number, source in enumerate(sources):
-            ack = topic.append_arrow(source)
-            assert (ack.offset, ack.offset_last) == (2 * number, 2 * number + 1)
-        assert column_of(topic, "id") == [1, 2] * len(sources)
-        assert column_of(topic, "name") == ["x", "y"] * len(sources)
+    topic = engine.create_topic("t", COLUMNS)
+    for number, source in enumerate(sources):
+        ack = topic.append_arrow(source)
+        assert (ack.offset, ack.offset_last) == (2 * number, 2 * number + 1)
+    assert column_of(topic, "id") == [1, 2] * len(sources)
+    assert column_of(topic, "name") == ["x", "y"] * len(sources)
 
 
 @pytest.mark.parametrize(
@@ -119,17 +112,16 @@ def test_frames_of_other_libraries_are_taken(tmp_path):
         [1, 2],
     ],
 )
-def test_a_bad_row_is_refused_whole(tmp_path, row):
+def test_a_bad_row_is_refused_whole(engine, row):
     """A row that does not fit is refused, alone and among good ones, and nothing is written."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t", COLUMNS, primary_key="id")
-        with pytest.raises(InvalidRequest):
-            topic.append(row)
-        good = {"id": 1, "name": "a"}
-        with pytest.raises(InvalidRequest, match="record=2"):
-            topic.append_many([good, good, row, good])
-        assert topic.describe()["watermarks"]["head"] == 0
-        assert topic.append(good).offset == 0
+    topic = engine.create_topic("t", COLUMNS, primary_key="id")
+    with pytest.raises(InvalidRequest):
+        topic.append(row)
+    good = {"id": 1, "name": "a"}
+    with pytest.raises(InvalidRequest, match="record=2"):
+        topic.append_many([good, good, row, good])
+    assert topic.describe()["watermarks"]["head"] == 0
+    assert topic.append(good).offset == 0
 
 
 @pytest.mark.parametrize(
@@ -146,13 +138,11 @@ def test_a_bad_row_is_refused_whole(tmp_path, row):
         {"colour": "red"},
     ],
 )
-def test_a_bad_envelope_is_refused(tmp_path, fields):
+def test_a_bad_envelope_is_refused(topic, fields):
     """Each limit of the envelope has its own error, and nothing is written."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        with pytest.raises(InvalidRequest):
-            topic.append(b"x", **fields)
-        assert topic.stats()["head"] == 0
+    with pytest.raises(InvalidRequest):
+        topic.append(b"x", **fields)
+    assert topic.stats()["head"] == 0
 
 
 def test_sizes_are_limited(tmp_path):
@@ -177,39 +167,33 @@ def test_sizes_are_limited(tmp_path):
         assert topic.stats()["head"] == 1
 
 
-def test_a_large_call_is_several_frames_in_order(tmp_path):
+def test_a_large_call_is_several_frames_in_order(engine, topic):
     """More than one write's worth of records is stored whole and in order."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        payloads = [b"%d" % n + b"x" * 500 for n in range(1000)]
-        ack = topic.append_many(payloads)
-        assert (ack.offset, ack.offset_last) == (0, 999)
-        assert payloads_of(topic) == payloads
-        table = db.create_topic("u", {"s": "string"})
-        values = [f"{n}" * 100 for n in range(2000)]
-        assert table.append_arrow(pa.table({"s": values})).offset_last == 1999
-        assert column_of(table, "s") == values
+    payloads = [b"%d" % n + b"x" * 500 for n in range(1000)]
+    ack = topic.append_many(payloads)
+    assert (ack.offset, ack.offset_last) == (0, 999)
+    assert payloads_of(topic) == payloads
+    table = engine.create_topic("u", {"s": "string"})
+    values = [f"{n}" * 100 for n in range(2000)]
+    assert table.append_arrow(pa.table({"s": values})).offset_last == 1999
+    assert column_of(table, "s") == values
 
 
-def test_ack_levels_without_a_tier_are_refused(tmp_path):
+def test_ack_levels_without_a_tier_are_refused(topic):
     """`uploaded`, `committed` and unknown levels are refused before anything is written."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        for level in ("uploaded", "committed", "sometime", ""):
-            with pytest.raises(InvalidRequest, match="ack"):
-                topic.append(b"x", ack=level)
-            with pytest.raises(InvalidRequest, match="ack"):
-                topic.append_many([b"x"], ack=level)
-        assert topic.stats()["head"] == 0
+    for level in ("uploaded", "committed", "sometime", ""):
+        with pytest.raises(InvalidRequest, match="ack"):
+            topic.append(b"x", ack=level)
+        with pytest.raises(InvalidRequest, match="ack"):
+            topic.append_many([b"x"], ack=level)
+    assert topic.stats()["head"] == 0
 
 
-def test_a_commit_topic_syncs_whatever_is_asked(tmp_path):
+def test_a_commit_topic_syncs_whatever_is_asked(topic):
     """On a `commit` topic `received` is served as `fsynced`."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        for level in (None, "received", "fsynced"):
-            ack = topic.append(b"x", ack=level)
-            assert topic.stats()["durable"] == ack.offset + 1
+    for level in (None, "received", "fsynced"):
+        ack = topic.append(b"x", ack=level)
+        assert topic.stats()["durable"] == ack.offset + 1
 
 
 def test_the_periodic_mode_answers_before_the_sync(tmp_path):
@@ -285,18 +269,6 @@ def test_a_repeat_is_known_after_its_segment_is_gone(tmp_path):
         assert db.topic("t").stats()["head"] == 1
 
 
-def test_a_gap_in_the_sequence_is_a_conflict(tmp_path):
-    """A sequence that leaves one out, or repeats one that is forgotten, is refused."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        for number in range(7):
-            topic.append(b"x", producer="p", sequence=number)
-        for sequence in (8, 0):
-            with pytest.raises(Conflict):
-                topic.append(b"x", producer="p", sequence=sequence)
-        assert topic.append(b"x", producer="p", sequence=7).offset == 7
-
-
 def test_a_newer_epoch_fences_the_older(tmp_path):
     """After a publish with a higher epoch the lower one is refused, also after a restart."""
     with open_small(tmp_path) as db:
@@ -312,54 +284,9 @@ def test_a_newer_epoch_fences_the_older(tmp_path):
         assert payloads_of(topic) == [b"a", b"b"]
 
 
-def test_repeats_in_flight_get_one_ack(tmp_path):
+def test_repeats_in_flight_get_one_ack(topic):
     """Many sends of one batch at once store one record and all get its ack."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        for sequence in range(30):
-            sent = [topic.send(b"x", producer="p", sequence=sequence) for _ in range(8)]
-            assert len({each.result(5) for each in sent}) == 1
-        assert topic.stats()["head"] == 30
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sequence": 1},
-        {"producer": "p"},
-        {"producer": "", "sequence": 0},
-        {"producer": "p" * 201, "sequence": 0},
-        {"producer": "p", "sequence": -1},
-        {"producer": "p", "sequence": True},
-        {"producer": "p", "sequence": 2**63},
-        {"producer": "p", "sequence": 0, "producer_epoch": 2**32},
-    ],
-)
-def test_wrong_producer_options_are_refused(tmp_path, options):
-    """A producer needs a name and a sequence from 0 on."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        with pytest.raises(InvalidRequest):
-            topic.append(b"x", **options)
-        assert topic.stats()["head"] == 0
-
-
-def test_threads_publish_to_one_topic_in_their_order(tmp_path):
-    """Acks of many threads cover every offset once, and each thread's records keep their order."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        acks = {}
-
-        def publish(thread):
-            for number in range(100):
-                acks[topic.append(f"{thread} {number}".encode()).offset] = (thread, number)
-
-        threads = [threading.Thread(target=publish, args=(each,)) for each in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        stored = [tuple(map(int, payload.split())) for payload in payloads_of(topic)]
-    assert acks == dict(enumerate(stored))
-    for thread in range(8):
-        assert [number for one, number in stored if one == thread] == list(range(100))
+    for sequence in range(30):
+        sent = [topic.send(b"x", producer="p", sequence=sequence) for _ in range(8)]
+        assert len({each.result(5) for each in sent}) == 1
+    assert topic.stats()["head"] == 30

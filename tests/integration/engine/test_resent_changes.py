@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 import pyarrow as pa
 import pytest
 
-from frazil.engine import AsyncEngine
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.topic import STEPS_MAX
 from tests.integration.engine.opening import open_small
@@ -58,60 +56,56 @@ def test_a_repeat_of_a_bulk_gets_the_first_ack(tmp_path, form, policy):
         assert ack.offset == 3 * COUNT
 
 
-def test_a_repeat_is_not_resolved_against_what_came_since(tmp_path):
+def test_a_repeat_is_not_resolved_against_what_came_since(engine):
     """An update sent again does not undo a later one of another producer."""
-    with open_small(tmp_path) as engine:
-        topic = create(engine)
-        topic.insert(id=1, v=0)
-        first = topic.append_changes(bulk([1], "update", v=1), producer="p", sequence=0)
-        topic.update(1, {"v": 2})
-        again = topic.append_changes(bulk([1], "update", v=1), producer="p", sequence=0)
-        assert again == first
-        assert topic.get(1) == {"id": 1, "v": 2}
+    topic = create(engine)
+    topic.insert(id=1, v=0)
+    first = topic.append_changes(bulk([1], "update", v=1), producer="p", sequence=0)
+    topic.update(1, {"v": 2})
+    again = topic.append_changes(bulk([1], "update", v=1), producer="p", sequence=0)
+    assert again == first
+    assert topic.get(1) == {"id": 1, "v": 2}
 
 
-def test_a_repeat_writes_what_was_not_written(tmp_path):
+def test_a_repeat_writes_what_was_not_written(engine):
     """Of a bulk whose first write alone was made a repeat makes the others."""
-    with open_small(tmp_path) as engine:
-        topic = create(engine)
-        topic.append_changes(bulk(range(STEPS_MAX), "insert"), producer="p", sequence=0)
-        data = bulk(range(COUNT), "insert")
-        ack = topic.append_changes(data, producer="p", sequence=0)
-        assert (ack.offset, ack.offset_last) == (0, COUNT - 1)
-        assert head(topic) == COUNT
-        assert topic.append_changes(data, producer="p", sequence=0) == ack
+    topic = create(engine)
+    topic.append_changes(bulk(range(STEPS_MAX), "insert"), producer="p", sequence=0)
+    data = bulk(range(COUNT), "insert")
+    ack = topic.append_changes(data, producer="p", sequence=0)
+    assert (ack.offset, ack.offset_last) == (0, COUNT - 1)
+    assert head(topic) == COUNT
+    assert topic.append_changes(data, producer="p", sequence=0) == ack
 
 
 @pytest.mark.parametrize("op", ["insert", "update", "delete"])
-def test_a_gap_is_a_conflict_whatever_the_keys_are(tmp_path, op):
+def test_a_gap_is_a_conflict_whatever_the_keys_are(engine, op):
     """A sequence that leaves one out, or is forgotten, is refused as such, and so is an old epoch."""
-    with open_small(tmp_path) as engine:
-        topic = create(engine)
-        for number in range(7):
-            topic.append_changes(
-                bulk([number], "insert"), producer="p", sequence=number, producer_epoch=1
-            )
-        for key in (0, 99):
-            data = bulk([key], op)
-            with pytest.raises(Conflict, match="gap"):
-                topic.append_changes(data, producer="p", sequence=8, producer_epoch=1)
-            with pytest.raises(Conflict, match="older"):
-                topic.append_changes(data, producer="p", sequence=0, producer_epoch=1)
-            with pytest.raises(Conflict, match="fenced"):
-                topic.append_changes(data, producer="p", sequence=7)
-        assert head(topic) == 7
+    topic = create(engine)
+    for number in range(7):
+        topic.append_changes(
+            bulk([number], "insert"), producer="p", sequence=number, producer_epoch=1
+        )
+    for key in (0, 99):
+        data = bulk([key], op)
+        with pytest.raises(Conflict, match="gap"):
+            topic.append_changes(data, producer="p", sequence=8, producer_epoch=1)
+        with pytest.raises(Conflict, match="older"):
+            topic.append_changes(data, producer="p", sequence=0, producer_epoch=1)
+        with pytest.raises(Conflict, match="fenced"):
+            topic.append_changes(data, producer="p", sequence=7)
+    assert head(topic) == 7
 
 
-def test_a_bulk_that_could_not_be_sent_again_is_refused(tmp_path):
+def test_a_bulk_that_could_not_be_sent_again_is_refused(engine):
     """More frames than the window remembers are too many for one call of a producer."""
-    with open_small(tmp_path) as engine:
-        topic = create(engine)
-        with pytest.raises(InvalidRequest, match="too large") as caught:
-            topic.append_changes(bulk(range(5 * STEPS_MAX + 1), "insert"), producer="p", sequence=0)
-        assert caught.value.details["frames"] == 7
-        with pytest.raises(InvalidRequest, match="sequence"):
-            topic.append_changes(bulk([1, 2], "insert"), producer="p", sequence=2**63 - 1)
-        assert head(topic) == 0
+    topic = create(engine)
+    with pytest.raises(InvalidRequest, match="too large") as caught:
+        topic.append_changes(bulk(range(5 * STEPS_MAX + 1), "insert"), producer="p", sequence=0)
+    assert caught.value.details["frames"] == 7
+    with pytest.raises(InvalidRequest, match="sequence"):
+        topic.append_changes(bulk([1, 2], "insert"), producer="p", sequence=2**63 - 1)
+    assert head(topic) == 0
 
 
 def test_many_tries_at_once_write_a_bulk_once(tmp_path):
@@ -155,68 +149,42 @@ def before_piece(monkeypatch, topic, number, call):
     monkeypatch.setattr(topic, "begin", counted)
 
 
-def test_a_key_that_came_in_between_is_a_conflict(tmp_path, monkeypatch):
+def test_a_key_that_came_in_between_is_a_conflict(engine, monkeypatch):
     """A bulk that another writer's insert ends half way says so, and what was written."""
-    with open_small(tmp_path) as engine:
-        topic = create(engine)
-        before_piece(monkeypatch, topic, 1, lambda: topic.insert(id=COUNT - 1, v=0))
-        with pytest.raises(Conflict, match="already") as caught:
-            topic.append_changes(bulk(range(COUNT), "insert"))
-        # The second write was made: the key is in the third.
-        assert caught.value.details["offsets_written"] == "0-999, 1001-2000"
-
-
-def test_a_key_that_went_in_between_is_not_found(tmp_path, monkeypatch):
-    """The same holds for a delete that came before an update."""
-    with open_small(tmp_path) as engine:
-        topic = create(engine)
+    topic = create(engine)
+    before_piece(monkeypatch, topic, 1, lambda: topic.insert(id=COUNT - 1, v=0))
+    with pytest.raises(Conflict, match="already") as caught:
         topic.append_changes(bulk(range(COUNT), "insert"))
-        before_piece(monkeypatch, topic, 2, lambda: topic.delete(COUNT - 1))
-        with pytest.raises(NotFound) as caught:
-            topic.append_changes(bulk(range(COUNT), "update"))
-        assert caught.value.details["frames_written"] == 2
+    # The second write was made: the key is in the third.
+    assert caught.value.details["offsets_written"] == "0-999, 1001-2000"
 
 
-def test_a_sequence_that_another_writer_took_is_a_conflict(tmp_path, monkeypatch):
+def test_a_key_that_went_in_between_is_not_found(engine, monkeypatch):
+    """The same holds for a delete that came before an update."""
+    topic = create(engine)
+    topic.append_changes(bulk(range(COUNT), "insert"))
+    before_piece(monkeypatch, topic, 2, lambda: topic.delete(COUNT - 1))
+    with pytest.raises(NotFound) as caught:
+        topic.append_changes(bulk(range(COUNT), "update"))
+    assert caught.value.details["frames_written"] == 2
+
+
+def test_a_sequence_that_another_writer_took_is_a_conflict(engine, monkeypatch):
     """Two writers under one producer's name: the second to use a sequence is refused."""
-    with open_small(tmp_path) as engine:
-        topic = create(engine, "ignore")
-        other = bulk([1], "update")
-        taking = {"producer": "p", "sequence": STEPS_MAX}
-        before_piece(
-            monkeypatch, topic, 1, lambda: engine.topic("t").append_changes(other, **taking)
-        )
-        with pytest.raises(Conflict, match="another batch") as caught:
-            topic.append_changes(bulk(range(COUNT), "update"), producer="p", sequence=0)
-        assert caught.value.details["offsets_written"] == "0-999"
+    topic = create(engine, "ignore")
+    other = bulk([1], "update")
+    taking = {"producer": "p", "sequence": STEPS_MAX}
+    before_piece(monkeypatch, topic, 1, lambda: engine.topic("t").append_changes(other, **taking))
+    with pytest.raises(Conflict, match="another batch") as caught:
+        topic.append_changes(bulk(range(COUNT), "update"), producer="p", sequence=0)
+    assert caught.value.details["offsets_written"] == "0-999"
 
 
-def test_parts_say_so_too(tmp_path, monkeypatch):
+def test_parts_say_so_too(engine, monkeypatch):
     """A bulk over several parts ends with the conflict of one of them."""
-    with open_small(tmp_path) as engine:
-        topic = create(engine, partitions=2)
-        key = next(each for each in range(COUNT) if topic.part_of_key(each) == 1)
-        before_piece(monkeypatch, topic.parts[1], 0, lambda: engine.topic("t").insert(id=key, v=0))
-        with pytest.raises(Conflict, match="already") as caught:
-            topic.append_changes(bulk(range(100), "insert"))
-        assert caught.value.details["frames_written"] == 1
-
-
-def test_the_same_holds_under_asyncio(tmp_path):
-    """An async bulk sent again gets the first ack; a wrong sequence is a conflict."""
-    with open_small(tmp_path) as engine:
-        create(engine)
-        data = bulk(range(COUNT), "insert")
-
-        async def publish():
-            topic = AsyncEngine(engine).topic("t")
-            tries = [topic.append_changes(data, producer="p", sequence=0) for _ in range(3)]
-            acks = await asyncio.gather(*tries)
-            acks.append(await topic.append_changes(data, producer="p", sequence=0))
-            with pytest.raises(Conflict, match="gap"):
-                await topic.append_changes(data, producer="p", sequence=COUNT + 1)
-            return acks
-
-        acks = asyncio.run(publish())
-        assert {(ack.offset, ack.offset_last) for ack in acks} == {(0, COUNT - 1)}
-        assert engine.topic("t").stats()["head"] == COUNT
+    topic = create(engine, partitions=2)
+    key = next(each for each in range(COUNT) if topic.part_of_key(each) == 1)
+    before_piece(monkeypatch, topic.parts[1], 0, lambda: engine.topic("t").insert(id=key, v=0))
+    with pytest.raises(Conflict, match="already") as caught:
+        topic.append_changes(bulk(range(100), "insert"))
+    assert caught.value.details["frames_written"] == 1

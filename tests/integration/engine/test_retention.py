@@ -125,21 +125,20 @@ def test_a_clock_that_jumps_frees_nothing(tmp_path):
         assert start_of(topic) == 3
 
 
-def test_a_full_quota_blocks_its_topic_only(tmp_path):
+def test_a_full_quota_blocks_its_topic_only(engine):
     """A hold that keeps more than the quota stops publishes to its topic until it moves on."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t", retention_bytes=2000, on_full="block")
-        other = db.create_topic("u")
-        topic.hold("slow", 0)
-        fill(db, topic, 3)
-        db.upkeep.check_quotas()
-        with pytest.raises(Overloaded, match="quota"):
-            topic.append(b"x")
-        assert "quota" in topic.describe()["refused"]
-        assert other.append(b"x").offset == 0
-        topic.advance("slow", 3)
-        db.upkeep.check_quotas()
-        assert topic.append(b"y").offset == 3
+    topic = engine.create_topic("t", retention_bytes=2000, on_full="block")
+    other = engine.create_topic("u")
+    topic.hold("slow", 0)
+    fill(engine, topic, 3)
+    engine.upkeep.check_quotas()
+    with pytest.raises(Overloaded, match="quota"):
+        topic.append(b"x")
+    assert "quota" in topic.describe()["refused"]
+    assert other.append(b"x").offset == 0
+    topic.advance("slow", 3)
+    engine.upkeep.check_quotas()
+    assert topic.append(b"y").offset == 3
 
 
 def test_a_full_quota_may_expire_the_oldest(tmp_path):
@@ -160,17 +159,6 @@ def test_a_full_quota_may_expire_the_oldest(tmp_path):
         db.upkeep.free()
         assert start_of(topic) == hold
         assert topic.stats()["message_count"] == 6 - hold
-
-
-def test_a_released_record_may_go_whatever_the_holds_say(tmp_path):
-    """What another tier holds is freed here, and a reader finds the first offset that is left."""
-    with open_small(tmp_path, **NOTHING_KEPT) as db:
-        topic = db.create_topic("t")
-        topic.hold("slow", 0)
-        fill(db, topic, 3)
-        db.release(topic.runtime.state.id, 2)
-        db.upkeep.free()
-        assert start_of(topic) == 2
 
 
 def test_one_topics_hold_does_not_stop_the_log(tmp_path):

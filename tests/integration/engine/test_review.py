@@ -10,9 +10,7 @@ import pytest
 
 from frazil.engine import AsyncEngine, AsyncTopic
 from frazil.errors import InvalidRequest, Overloaded, Unavailable
-from frazil.model import Ack
 from frazil.schema import Message
-from frazil.topic import joined_ack
 from tests.integration.engine.opening import open_small, payloads_of, rows_of
 
 
@@ -32,6 +30,7 @@ from tests.integration.engine.opening import open_small, payloads_of, rows_of
         {"producer": "p", "sequence": -1},
         {"producer": "p", "sequence": 2**63},
         {"producer": "p"},
+        {"sequence": 1},
         {"producer": "p", "sequence": 0, "producer_epoch": "1"},
         {"producer": "p", "sequence": 0, "producer_epoch": 2**32},
         {"producer": "p", "sequence": 0, "producer_epoch": None},
@@ -57,65 +56,54 @@ def test_wrong_options_are_refused_before_anything_is_queued(tmp_path, options):
         assert payloads_of(db.topic("t")) == [b"precious", b"after"]
 
 
-def test_a_sequence_that_ends_beyond_its_range_is_refused(tmp_path):
-    """The sequence of every record of a call must fit, not only that of the first."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        with pytest.raises(InvalidRequest, match="sequence"):
-            topic.append_many([b"x", b"y"], producer="p", sequence=2**63 - 1)
-        topic.append(b"after")
-
-
 @pytest.mark.parametrize("records", ["text", b"bytes", bytearray(b"x"), {"payload": b"x"}, 7, None])
-def test_many_records_must_be_a_list_of_them(tmp_path, records):
+@pytest.mark.parametrize("partitions", [0, 2])
+def test_many_records_must_be_a_list_of_them(engine, records, partitions):
     """One record given to append_many is refused with a word about what it takes."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        with pytest.raises(InvalidRequest, match="iterable of records"):
-            topic.append_many(records)
-        assert topic.stats()["message_count"] == 0
+    topic = engine.create_topic("t", partitions=partitions)
+    with pytest.raises(InvalidRequest, match="iterable of records"):
+        topic.append_many(records)
+    assert topic.stats()["message_count"] == 0
 
 
 @pytest.mark.parametrize("change", [{"add": {"c": pa.string()}}, {"drop": ["a"]}])
-def test_arrow_data_keeps_its_columns_while_the_topic_is_altered(tmp_path, change):
+def test_arrow_data_keeps_its_columns_while_the_topic_is_altered(engine, change):
     """All batches of a call are stored under the columns they were converted to."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t", {"a": pa.string(), "b": pa.string()})
-        schema = pa.schema([("a", pa.string()), ("b", pa.string())])
+    topic = engine.create_topic("t", {"a": pa.string(), "b": pa.string()})
+    schema = pa.schema([("a", pa.string()), ("b", pa.string())])
 
-        def batches():
-            yield pa.record_batch([["a1"], ["b1"]], schema=schema)
-            db.alter_topic("t", **change)
-            yield pa.record_batch([["a2"], ["b2"]], schema=schema)
+    def batches():
+        yield pa.record_batch([["a1"], ["b1"]], schema=schema)
+        engine.alter_topic("t", **change)
+        yield pa.record_batch([["a2"], ["b2"]], schema=schema)
 
-        topic.append_arrow(pa.RecordBatchReader.from_batches(schema, batches()))
-        assert [row["b"] for row in rows_of(topic)] == ["b1", "b2"]
-        if "add" in change:
-            assert [(row["a"], row["c"]) for row in rows_of(topic)] == [("a1", None), ("a2", None)]
+    topic.append_arrow(pa.RecordBatchReader.from_batches(schema, batches()))
+    assert [row["b"] for row in rows_of(topic)] == ["b1", "b2"]
+    if "add" in change:
+        assert [(row["a"], row["c"]) for row in rows_of(topic)] == [("a1", None), ("a2", None)]
 
 
-def test_columns_change_as_a_whole(tmp_path):
+def test_columns_change_as_a_whole(engine):
     """While a topic is altered, readers see the schema, codec and input of one version."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t", {"a": pa.string()})
-        codec = topic.runtime.codec
-        seen, over = [], threading.Event()
+    topic = engine.create_topic("t", {"a": pa.string()})
+    codec = topic.runtime.codec
+    seen, over = [], threading.Event()
 
-        def look():
-            while not over.is_set():
-                columns, rows = codec.columns, codec.rows
-                seen.append(columns.arrow.version == columns.version)
-                seen.append(columns.arrow.schema is columns.schema)
-                seen.append(len(rows.schema) == rows.version)
+    def look():
+        while not over.is_set():
+            columns, rows = codec.columns, codec.rows
+            seen.append(columns.arrow.version == columns.version)
+            seen.append(columns.arrow.schema is columns.schema)
+            seen.append(len(rows.schema) == rows.version)
 
-        thread = threading.Thread(target=look)
-        thread.start()
-        for number in range(20):
-            db.alter_topic("t", add={f"c{number}": pa.string()})
-        over.set()
-        thread.join()
-        assert seen
-        assert all(seen)
+    thread = threading.Thread(target=look)
+    thread.start()
+    for number in range(20):
+        engine.alter_topic("t", add={f"c{number}": pa.string()})
+    over.set()
+    thread.join()
+    assert seen
+    assert all(seen)
 
 
 def queue_held(db):
@@ -131,29 +119,28 @@ def queue_held(db):
     return release
 
 
-def test_what_was_sent_cannot_be_changed_afterwards(tmp_path):
+def test_what_was_sent_cannot_be_changed_afterwards(engine):
     """The caller's dicts and lists are its own again when `send` returns."""
-    with open_small(tmp_path) as db:
-        messages = db.create_topic("m")
-        table = db.create_topic("t", {"l": pa.list_(pa.int64()), "m": pa.map_("string", "int64")})
-        release = queue_held(db)
-        attributes, listed, mapped = {"k": "v"}, [1, 2], {"x": 1}
-        message = Message(payload=b"z", attributes=attributes)
-        sent = [
-            messages.send(b"x", attributes=attributes),
-            messages.send({"payload": b"y", "attributes": attributes}),
-            messages.send(message),
-            table.send({"l": listed, "m": mapped}),
-        ]
-        attributes["bad"] = 7
-        listed.append("no number")
-        mapped["y"] = "no number"
-        release.set()
-        for pending in sent:
-            pending.result()
-        assert [dict(row["attributes"]) for row in rows_of(messages)] == [{"k": "v"}] * 3
-        assert rows_of(table)[0]["l"] == [1, 2]
-        assert rows_of(table)[0]["m"] == [("x", 1)]
+    messages = engine.create_topic("m")
+    table = engine.create_topic("t", {"l": pa.list_(pa.int64()), "m": pa.map_("string", "int64")})
+    release = queue_held(engine)
+    attributes, listed, mapped = {"k": "v"}, [1, 2], {"x": 1}
+    message = Message(payload=b"z", attributes=attributes)
+    sent = [
+        messages.send(b"x", attributes=attributes),
+        messages.send({"payload": b"y", "attributes": attributes}),
+        messages.send(message),
+        table.send({"l": listed, "m": mapped}),
+    ]
+    attributes["bad"] = 7
+    listed.append("no number")
+    mapped["y"] = "no number"
+    release.set()
+    for pending in sent:
+        pending.result()
+    assert [dict(row["attributes"]) for row in rows_of(messages)] == [{"k": "v"}] * 3
+    assert rows_of(table)[0]["l"] == [1, 2]
+    assert rows_of(table)[0]["m"] == [("x", 1)]
 
 
 def test_a_cancelled_read_loses_no_batch(tmp_path):
@@ -224,52 +211,39 @@ def full_at(db, number):
     db.log.journal.commit = commit_some
 
 
-def test_a_call_that_was_written_in_part_says_so(tmp_path):
+def test_a_call_that_was_written_in_part_says_so(engine, topic):
     """If some frames of a call are written, the error never says that nothing was."""
     records = [b"x" * 30_000] * 6
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        full_at(db, 1)
-        with pytest.raises(Unavailable, match="part of the call") as caught:
-            topic.append_many(records)
-        assert caught.value.details["outcome"] == "unknown"
-        assert caught.value.details["offsets_written"] == "0-1"
-        assert caught.value.details["frames"] == 3
-        assert isinstance(caught.value.__cause__, Overloaded)
-        assert topic.stats()["message_count"] == 2
-
-        async def run():
-            with pytest.raises(Unavailable, match="part of the call") as caught:
-                await AsyncTopic(topic).append_many(records)
-            assert caught.value.details["offsets_written"] == "2-3"
-
-        asyncio.run(run())
-
-
-def test_a_call_of_which_nothing_was_written_may_be_sent_again(tmp_path):
-    """Without any frame written the error is the frames' own; an unknown outcome goes first."""
-    full = Overloaded("full")
-    unknown = Unavailable("storage failed", outcome="unknown")
-    with pytest.raises(Overloaded):
-        joined_ack([full, full])
-    with pytest.raises(Unavailable, match="storage failed"):
-        joined_ack([full, unknown])
-    assert joined_ack([Ack(3, 4, 7), Ack(5, 9, 8)]) == Ack(3, 9, 8)
-
-
-def test_a_producer_s_call_is_never_larger_than_what_is_remembered(tmp_path):
-    """A call that could not be sent again is refused at once; the largest that fits repeats."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("t")
-        records = [b"x" * 30_000] * 12
-        with pytest.raises(InvalidRequest, match="split it") as caught:
-            topic.append_many(records, producer="p", sequence=0)
-        assert caught.value.details["frames"] == 6
-        assert caught.value.details["frames_max"] == 5
-        assert topic.stats()["message_count"] == 0
-        first = topic.append_many(records[:10], producer="p", sequence=0)
-        again = topic.append_many(records[:10], producer="p", sequence=0)
-        assert (again.offset, again.offset_last) == (first.offset, first.offset_last) == (0, 9)
-        assert topic.append_many(records[10:], producer="p", sequence=10).offset == 10
+    full_at(engine, 1)
+    with pytest.raises(Unavailable, match="part of the call") as caught:
         topic.append_many(records)
-        assert topic.stats()["message_count"] == 24
+    assert caught.value.details["outcome"] == "unknown"
+    assert caught.value.details["offsets_written"] == "0-1"
+    assert caught.value.details["frames"] == 3
+    assert isinstance(caught.value.__cause__, Overloaded)
+    assert topic.stats()["message_count"] == 2
+
+    async def run():
+        with pytest.raises(Unavailable, match="part of the call") as caught:
+            await AsyncTopic(topic).append_many(records)
+        assert caught.value.details["offsets_written"] == "2-3"
+
+    asyncio.run(run())
+
+
+def test_a_producer_s_call_is_never_larger_than_what_is_remembered(topic):
+    """A call that could not be sent again is refused at once; the largest that fits repeats."""
+    records = [b"x" * 30_000] * 12
+    with pytest.raises(InvalidRequest, match="sequence"):
+        topic.append_many([b"x", b"y"], producer="p", sequence=2**63 - 1)
+    with pytest.raises(InvalidRequest, match="split it") as caught:
+        topic.append_many(records, producer="p", sequence=0)
+    assert caught.value.details["frames"] == 6
+    assert caught.value.details["frames_max"] == 5
+    assert topic.stats()["message_count"] == 0
+    first = topic.append_many(records[:10], producer="p", sequence=0)
+    again = topic.append_many(records[:10], producer="p", sequence=0)
+    assert (again.offset, again.offset_last) == (first.offset, first.offset_last) == (0, 9)
+    assert topic.append_many(records[10:], producer="p", sequence=10).offset == 10
+    topic.append_many(records)
+    assert topic.stats()["message_count"] == 24

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pyarrow as pa
 import pytest
 
-from frazil.engine import AsyncEngine
 from frazil.errors import Conflict, NotFound
 from frazil.topic import STEPS_MAX
-from tests.integration.engine.opening import open_small
 
 COUNT = 2 * STEPS_MAX + 10
-
-
-@pytest.fixture
-def engine(tmp_path):
-    """An engine."""
-    with open_small(tmp_path) as engine:
-        yield engine
 
 
 def strict(engine, partitions=0):
@@ -65,15 +54,3 @@ def test_changes_of_one_bulk_see_each_other(engine):
     ops = ["insert"] * COUNT + ["delete"] * COUNT + ["insert"] * COUNT
     topic.append_changes(pa.table({"id": ids * 3, "v": ids * 3, "_op": ops}))
     assert topic.get(COUNT - 1) == {"id": COUNT - 1, "v": COUNT - 1}
-
-
-def test_the_same_holds_under_asyncio(engine):
-    """An async bulk is checked before its first write, too."""
-    strict(engine).insert(id=COUNT - 1, v=0)
-
-    async def publish():
-        await AsyncEngine(engine).topic("t").append_changes(bulk(range(COUNT), "insert"))
-
-    with pytest.raises(Conflict):
-        asyncio.run(publish())
-    assert engine.stats()["message_count"] == 1

@@ -18,11 +18,10 @@ DESCRIPTION = {
 }
 
 
-def test_a_message_topic_has_the_envelope_as_columns(tmp_path):
+def test_a_message_topic_has_the_envelope_as_columns(engine):
     """A topic without columns is a message topic whose envelope is nullable but payload and time."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("events")
-        nullable = {field.name: field.nullable for field in topic.schema}
+    topic = engine.create_topic("events")
+    nullable = {field.name: field.nullable for field in topic.schema}
     assert nullable == {
         "payload": False,
         "key": True,
@@ -35,22 +34,21 @@ def test_a_message_topic_has_the_envelope_as_columns(tmp_path):
     }
 
 
-def test_describe_tells_everything(tmp_path):
+def test_describe_tells_everything(engine):
     """The description names columns, key, partition spec, options and watermarks."""
-    with open_small(tmp_path) as db:
-        db.create_topic(
-            "/shop/orders",
-            {"id": "long", "at": "timestamptz", "city": "string"},
-            primary_key="id",
-            partition_by=["day(at)", "bucket[4](id)"],
-            sync="periodic",
-            retention_bytes="1MB",
-            unknown_key="error",
-            signals={"flush_age_s": 30},
-        )
-        facts = db.describe("/shop/orders")
-        db.create_topic("log", retention_age="2h", on_full="expire")
-        expiring = db.describe("log")
+    engine.create_topic(
+        "/shop/orders",
+        {"id": "long", "at": "timestamptz", "city": "string"},
+        primary_key="id",
+        partition_by=["day(at)", "bucket[4](id)"],
+        sync="periodic",
+        retention_bytes="1MB",
+        unknown_key="error",
+        signals={"flush_age_s": 30},
+    )
+    facts = engine.describe("/shop/orders")
+    engine.create_topic("log", retention_age="2h", on_full="expire")
+    expiring = engine.describe("log")
     assert set(facts) == DESCRIPTION
     assert facts["primary_key"] == ["id"]
     assert len(facts["partition_by"]) == 2
@@ -80,14 +78,13 @@ def test_topics_survive_a_restart(tmp_path):
         assert db.warnings == []
 
 
-def test_an_existing_topic_is_a_conflict_unless_allowed(tmp_path):
+def test_an_existing_topic_is_a_conflict_unless_allowed(engine):
     """Creating twice is a conflict; `exist_ok` returns the topic that is there."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("a")
-        topic.append(b"1")
-        with pytest.raises(Conflict, match="exists"):
-            db.create_topic("/default/a")
-        assert payloads_of(db.create_topic("a", exist_ok=True)) == [b"1"]
+    topic = engine.create_topic("a")
+    topic.append(b"1")
+    with pytest.raises(Conflict, match="exists"):
+        engine.create_topic("/default/a")
+    assert payloads_of(engine.create_topic("a", exist_ok=True)) == [b"1"]
 
 
 @pytest.mark.parametrize(
@@ -108,12 +105,11 @@ def test_an_existing_topic_is_a_conflict_unless_allowed(tmp_path):
         "/Information_Schema/tables",
     ],
 )
-def test_wrong_names_are_refused(tmp_path, name):
+def test_wrong_names_are_refused(engine, name):
     """A name is two parts of letters, digits, _ and -; nothing is written for another."""
-    with open_small(tmp_path) as db:
-        with pytest.raises(InvalidRequest):
-            db.create_topic(name)
-        assert db.topics() == []
+    with pytest.raises(InvalidRequest):
+        engine.create_topic(name)
+    assert engine.topics() == []
 
 
 @pytest.mark.parametrize(
@@ -128,42 +124,20 @@ def test_wrong_names_are_refused(tmp_path, name):
         {"partitions": 100_000},
         {"primary_key": "id"},
         {"partition_by": ["day(at)"]},
+        {"columns": {}},
+        {"columns": {"a": "complex"}},
+        {"columns": [("a", "int"), ("A", "int")]},
+        {"columns": {f"c{n}": "int" for n in range(1001)}},
+        {"columns": {"_offset": "long"}},
+        {"columns": {"a": "int"}, "primary_key": "b"},
+        {"columns": {"a": "int"}, "partition_by": ["day(b)"]},
     ],
 )
-def test_wrong_options_are_refused(tmp_path, options):
-    """An option that does not exist or does not fit is named in the error."""
-    with open_small(tmp_path) as db:
-        with pytest.raises(InvalidRequest):
-            db.create_topic("t", **options)
-        assert db.topics() == []
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {},
-        {"a": "complex"},
-        [("a", "int"), ("A", "int")],
-        {f"c{n}": "int" for n in range(1001)},
-        {"_offset": "long"},
-    ],
-)
-def test_wrong_columns_are_refused(tmp_path, columns):
-    """Columns without type, doubled, too many or with reserved names make no topic."""
-    with open_small(tmp_path) as db:
-        with pytest.raises(InvalidRequest):
-            db.create_topic("t", columns)
-        assert db.topics() == []
-
-
-def test_a_key_that_is_no_column_is_refused(tmp_path):
-    """A primary key or partition source must be a declared column."""
-    with open_small(tmp_path) as db:
-        with pytest.raises(InvalidRequest):
-            db.create_topic("t", {"a": "int"}, primary_key="b")
-        with pytest.raises(InvalidRequest):
-            db.create_topic("t", {"a": "int"}, partition_by=["day(b)"])
-        assert db.topics() == []
+def test_wrong_options_are_refused(engine, options):
+    """Options and columns that do not exist or do not fit make no topic."""
+    with pytest.raises(InvalidRequest):
+        engine.create_topic("t", **options)
+    assert engine.topics() == []
 
 
 def test_too_many_topics_are_refused(tmp_path):
@@ -193,16 +167,15 @@ def test_a_deleted_topic_is_gone_and_may_come_again(tmp_path):
         assert payloads_of(db.topic("a")) == [b"new"]
 
 
-def test_a_part_cannot_be_deleted_alone(tmp_path):
+def test_a_part_cannot_be_deleted_alone(engine):
     """Only the whole partitioned topic can be deleted; then its parts are gone as well."""
-    with open_small(tmp_path) as db:
-        db.create_topic("p", partitions=2)
-        with pytest.raises(InvalidRequest, match="individual partition"):
-            db.delete_topic("p-part-0")
-        db.delete_topic("p")
-        with pytest.raises(NotFound):
-            db.topic("p-part-0")
-        assert db.topics() == []
+    engine.create_topic("p", partitions=2)
+    with pytest.raises(InvalidRequest, match="individual partition"):
+        engine.delete_topic("p-part-0")
+    engine.delete_topic("p")
+    with pytest.raises(NotFound):
+        engine.topic("p-part-0")
+    assert engine.topics() == []
 
 
 def test_records_of_one_key_stay_in_one_part(tmp_path):
@@ -228,41 +201,38 @@ def test_records_of_one_key_stay_in_one_part(tmp_path):
         assert topic.stats()["message_count"] == 60
 
 
-def test_rows_of_one_primary_key_stay_in_one_part(tmp_path):
+def test_rows_of_one_primary_key_stay_in_one_part(engine):
     """A keyed table topic splits by key, for dicts, keywords and Arrow alike."""
     import pyarrow as pa
 
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("p", {"id": "long", "v": "int"}, primary_key="id", partitions=3)
-        first = {number: topic.append(id=number, v=1).part for number in range(12)}
-        assert {n: topic.append({"id": n, "v": 2}).part for n in range(12)} == first
-        topic.append_arrow(pa.table({"id": list(range(12)), "v": pa.array([3] * 12, pa.int32())}))
-        for index, part in enumerate(topic.parts):
-            ids = column_of(part, "id")
-            assert {first[each] for each in ids} <= {index}
-            assert all(ids.count(each) == 3 for each in ids)
-        with pytest.raises(InvalidRequest):
-            topic.append(v=1)
+    topic = engine.create_topic("p", {"id": "long", "v": "int"}, primary_key="id", partitions=3)
+    first = {number: topic.append(id=number, v=1).part for number in range(12)}
+    assert {n: topic.append({"id": n, "v": 2}).part for n in range(12)} == first
+    topic.append_arrow(pa.table({"id": list(range(12)), "v": pa.array([3] * 12, pa.int32())}))
+    for index, part in enumerate(topic.parts):
+        ids = column_of(part, "id")
+        assert {first[each] for each in ids} <= {index}
+        assert all(ids.count(each) == 3 for each in ids)
+    with pytest.raises(InvalidRequest):
+        topic.append(v=1)
 
 
-def test_records_without_key_go_round(tmp_path):
+def test_records_without_key_go_round(engine):
     """Without a key the parts take turns, also when the topic is named at each call."""
-    with open_small(tmp_path) as db:
-        topic = db.create_topic("p", partitions=3)
-        assert sorted(topic.append(b"x").part for _ in range(3)) == [0, 1, 2]
-        assert sorted(db.append("p", b"x").part for _ in range(3)) == [0, 1, 2]
+    topic = engine.create_topic("p", partitions=3)
+    assert sorted(topic.append(b"x").part for _ in range(3)) == [0, 1, 2]
+    assert sorted(engine.append("p", b"x").part for _ in range(3)) == [0, 1, 2]
 
 
-def test_a_dict_makes_a_table_and_bytes_a_message_topic(tmp_path):
+def test_a_dict_makes_a_table_and_bytes_a_message_topic(engine):
     """A first record to an absent topic creates it, with inferred columns for a row."""
-    with open_small(tmp_path) as db:
-        db.append("rows", {"n": 1, "s": "x"})
-        db.append("words", n=2, s="y")
-        db.append("bytes", b"z")
-        assert rows_of(db.topic("rows"))[0]["s"] == "x"
-        assert rows_of(db.topic("words"))[0]["n"] == 2
-        assert db.describe("words")["kind"] == "table"
-        assert payloads_of(db.topic("bytes")) == [b"z"]
+    engine.append("rows", {"n": 1, "s": "x"})
+    engine.append("words", n=2, s="y")
+    engine.append("bytes", b"z")
+    assert rows_of(engine.topic("rows"))[0]["s"] == "x"
+    assert rows_of(engine.topic("words"))[0]["n"] == 2
+    assert engine.describe("words")["kind"] == "table"
+    assert payloads_of(engine.topic("bytes")) == [b"z"]
 
 
 def test_nothing_is_created_for_a_record_that_cannot_be_stored(tmp_path):
@@ -278,26 +248,25 @@ def test_nothing_is_created_for_a_record_that_cannot_be_stored(tmp_path):
         assert db.topics() == []
 
 
-def test_many_threads_create_one_topic(tmp_path):
+def test_many_threads_create_one_topic(engine):
     """Eight first records at once make one topic and are all stored."""
-    with open_small(tmp_path) as db:
-        barrier = threading.Barrier(8)
-        errors = []
+    barrier = threading.Barrier(8)
+    errors = []
 
-        def publish(number):
-            barrier.wait()
-            try:
-                db.append("t", {"n": number})
-            except frazil.FrazilError as error:
-                errors.append(error)
+    def publish(number):
+        barrier.wait()
+        try:
+            engine.append("t", {"n": number})
+        except frazil.FrazilError as error:
+            errors.append(error)
 
-        threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-        assert sorted(column_of(db.topic("t"), "n")) == list(range(8))
+    threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sorted(column_of(engine.topic("t"), "n")) == list(range(8))
 
 
 def test_after_close_every_call_is_refused(tmp_path):
@@ -344,17 +313,6 @@ def test_stats_count_what_is_there(tmp_path):
     assert stats["journal"]["syncs"] > 0
     assert own["message_count"] == own["head"] == own["durable"] == 5
     assert set(own) >= {"message_count", "bytes_stored", "start", "floor", "durable", "head"}
-
-
-def test_a_second_opener_is_refused_with_the_holder(tmp_path):
-    """A directory that is open is refused, and the error names the process that has it."""
-    import os
-
-    with open_small(tmp_path):
-        with pytest.raises(Conflict) as caught:
-            open_small(tmp_path)
-        assert f"pid={os.getpid()}" in str(caught.value)
-    open_small(tmp_path).close()
 
 
 def test_wrong_arguments_of_open_are_refused(tmp_path):

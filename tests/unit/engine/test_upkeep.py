@@ -37,6 +37,15 @@ def publish(topic, count=200):
         topic.append(b"x" * 1000)
 
 
+def sealed():
+    """Open an engine with a topic of some segments, all sealed but the last."""
+    db = open_simulated()
+    topic = db.create_topic("t")
+    publish(topic)
+    db.upkeep.seal()
+    return db, topic
+
+
 class Beside:
     """Runs a call in another thread and tells whether it has returned."""
 
@@ -58,10 +67,7 @@ class Beside:
 
 def test_no_hold_is_granted_while_segments_are_freed():
     """A hold asked for between the decision and its effect waits, and is then judged anew."""
-    db = open_simulated()
-    topic = db.create_topic("t")
-    publish(topic)
-    db.upkeep.seal()
+    db, topic = sealed()
     journal, asked = db.log.journal, []
     free = journal.free
 
@@ -80,10 +86,7 @@ def test_no_hold_is_granted_while_segments_are_freed():
 
 def test_a_pin_that_comes_after_the_decision_is_respected():
     """What a reader pinned before the segments go stays, though freeing them was decided."""
-    db = open_simulated()
-    topic = db.create_topic("t")
-    publish(topic)
-    db.upkeep.seal()
+    db, topic = sealed()
     call, readers = db.log.queue.call, []
 
     def call_later(function, timeout_s=None):
@@ -101,10 +104,7 @@ def test_a_pin_that_comes_after_the_decision_is_respected():
 
 def test_no_reader_pins_while_segments_go():
     """A reader that pins too late fails at its first read, never after it got some records."""
-    db = open_simulated()
-    topic = db.create_topic("t")
-    publish(topic)
-    db.upkeep.seal()
+    db, topic = sealed()
     journal, found = db.log.journal, []
     free = journal.free
 
