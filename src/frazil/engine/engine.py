@@ -640,12 +640,13 @@ class Engine(Instance):
         if runtime is not None:
             return Topic(self, runtime)
         parent = self._parents.get(full)
-        if parent is None and full in self.unusable:
+        if parent is not None:
+            parts = [Topic(self, part) for part in self._runtimes(full)]
+            return PartitionedTopic(self, parent, parts)
+        if full in self.unusable:
             why = self.unusable[full]
             raise Unavailable("the topic could not be opened", topic=full, cause=why)
-        if parent is None:
-            raise NotFound("no such topic, create it first", topic=full)
-        return PartitionedTopic(self, parent, [Topic(self, part) for part in self._runtimes(full)])
+        raise NotFound("no such topic, create it first", topic=full)
 
     def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of all topics, sorted; parts are left out."""
@@ -687,21 +688,12 @@ class Engine(Instance):
         self, name: str, clean: dict[str, Any], changes: Sequence[Change]
     ) -> Topic | PartitionedTopic:
         with self.control_lock:
-            self.check_open()
-            handle = self.topic(name)
-            runtimes = self._runtimes(handle.name)
-            if runtimes[0].state.spec.part_of and handle.name not in self._parents:
-                raise InvalidRequest("alter the partitioned topic, not one part", topic=handle.name)
-            spec = runtimes[0].state.spec
-            if clean.get("lake") and not spec.lake:
-                schema = None if spec.kind == "message" else runtimes[0].codec.schema
-                whole = self.whole_name(spec)
-                check_lake_topic(self, whole, schema, spec.partition_by, has_tiers=self.has_tiers)
-            check_objects_option(handle.name, clean, self.settings)
-            if runtimes[0].state.spec.primary_key:
-                check_keyed_options(handle.name, clean)
+            full = self.topic(name).name
+            runtimes, parent = self._runtimes(full), self._parents.get(full)
+            if runtimes[0].state.spec.part_of and parent is None:
+                raise InvalidRequest("alter the partitioned topic, not one part", topic=full)
+            self._check_altered(full, runtimes[0], clean)
             fresh = self._evolved(runtimes, changes) if changes else None
-            parent = self._parents.get(handle.name)
             if clean and parent is not None:
                 # The parent first: an opening after a crash brings the parts in line with it.
                 parent = self._redefine(parent, clean)
@@ -717,6 +709,16 @@ class Engine(Instance):
                 self._indexer.topic_changed(self.log.journal, [runtime.state])
             self.objects.changed(runtimes)
             return self.topic(name)
+
+    def _check_altered(self, full: str, runtime: TopicRuntime, clean: Mapping[str, Any]) -> None:
+        """Refuse options that a topic cannot have; `runtime` is one of those with its records."""
+        spec = runtime.state.spec
+        if clean.get("lake") and not spec.lake:
+            schema = None if spec.kind == "message" else runtime.codec.schema
+            check_lake_topic(self, full, schema, spec.partition_by, has_tiers=self.has_tiers)
+        check_objects_option(full, clean, self.settings)
+        if spec.primary_key:
+            check_keyed_options(full, clean)
 
     def _evolved(
         self, runtimes: Sequence[TopicRuntime], changes: Sequence[Change]

@@ -135,30 +135,24 @@ class PartitionedTopic(TopicHandle):
 
     def _prepare(self, records: Iterable[Any]) -> list[tuple[int, list[Prepared]]]:
         """Check all records and return what each part gets."""
-        if isinstance(records, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(
-            records, Iterable
-        ):
-            # One record, or none: a topic refuses it with the reason.
-            self.parts[0].runtime.prepare_many(records)
-        by_part: dict[int, tuple[list[int], list[Any]]] = {}
-        faults: list[tuple[int, InvalidRequest]] = []
-        for number, record in enumerate(records):
-            try:
-                numbers, some = by_part.setdefault(self.part_of(record, {}), ([], []))
-            except InvalidRequest as error:
-                faults.append((number, error))
-                break
-            numbers.append(number)
-            some.append(record)
-        if not by_part and not faults:
+        self.parts[0].runtime.check_records(records)
+        given = list(records)
+        if not given:
             raise InvalidRequest("there are no records to publish", topic=self.name)
+        parts: list[int] = []
+        faults: list[tuple[int, InvalidRequest]] = []
+        try:
+            parts.extend(self.part_of(record, {}) for record in given)
+        except InvalidRequest as error:
+            faults.append((len(parts), error))
         sends: list[tuple[int, list[Prepared]]] = []
-        for part, (numbers, some) in sorted(by_part.items()):
+        for part, numbers in sorted(_by_part(parts).items()):
+            some = [given[number] for number in numbers]
             try:
                 sends.append((part, self.parts[part].runtime.prepare_many(some)))
             except InvalidRequest as error:
-                within = error.details.get("record")
-                faults.append((numbers[within] if isinstance(within, int) else numbers[0], error))
+                within: Any = error.details["record"]
+                faults.append((numbers[within], error))
         if faults:
             # A part counts its own records; the caller knows them by their place in the call.
             number, fault = min(faults, key=lambda each: each[0])
@@ -199,10 +193,7 @@ class PartitionedTopic(TopicHandle):
             parts = parts_of_batch(batch, self._key_names(), len(self.parts))
         else:
             return [(self._next(), batch)]
-        rows: dict[int, list[int]] = {}
-        for row, part in enumerate(parts):
-            rows.setdefault(part, []).append(row)
-        return [(part, batch.take(numbers)) for part, numbers in sorted(rows.items())]
+        return [(part, batch.take(rows)) for part, rows in sorted(_by_part(parts).items())]
 
     # -- changes of keys --------------------------------------------------------------------------
 
@@ -289,10 +280,7 @@ class PartitionedTopic(TopicHandle):
         names, count = keyed.changes.shape.names, len(self.parts)
         pieces: Pieces = {}
         for batch in change_batches(self.parts[0].runtime, keyed, data, op_column):
-            rows: dict[int, list[int]] = {}
-            for row, part in enumerate(parts_of_batch(batch, names, count)):
-                rows.setdefault(part, []).append(row)
-            for part, numbers in rows.items():
+            for part, numbers in _by_part(parts_of_batch(batch, names, count)).items():
                 found = self._part_steps(part, keyed.changes.version, batch.take(numbers))
                 pieces.setdefault(part, []).extend(found)
         if not pieces:
@@ -328,16 +316,16 @@ class PartitionedTopic(TopicHandle):
 
     def _part_of_event(self, raw: RawChange) -> int:
         names = self._changes().columns.changes.shape.names
-        if raw.op not in {OP_INSERT, OP_UPSERT}:
-            part = self.part_of_key(raw.key)
-            if raw.op == OP_UPDATE:
-                after = {name: raw.row.get(name, raw.key[name]) for name in names}
-                check_stays(part, self.part_of_key(after))
-            return part
-        missing = [name for name in names if name not in raw.row]
-        if missing:
-            raise InvalidRequest("row lacks its primary key", columns=", ".join(missing))
-        return self.part_of_key({name: raw.row[name] for name in names})
+        after = {name: raw.row[name] for name in names if name in raw.row}
+        if raw.op in {OP_INSERT, OP_UPSERT}:
+            missing = [name for name in names if name not in after]
+            if missing:
+                raise InvalidRequest("row lacks its primary key", columns=", ".join(missing))
+            return self.part_of_key(after)
+        part = self.part_of_key(raw.key)
+        if raw.op == OP_UPDATE:
+            check_stays(part, self.part_of_key({**raw.key, **after}))
+        return part
 
     def _publish_pieces(
         self, pieces: Mapping[int, list[Piece]], sender: Sender | None, answers: dict[int, Answers]
@@ -368,15 +356,11 @@ class PartitionedTopic(TopicHandle):
 
     def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
         """Return the rows with these keys, in their order; those of one part are of one moment."""
-        by_part: dict[int, tuple[list[int], list[Any]]] = {}
-        count = 0
-        for count, key in enumerate(keys, 1):
-            numbers, own = by_part.setdefault(self.part_of_key(key), ([], []))
-            numbers.append(count - 1)
-            own.append(key)
-        found: list[dict[str, Any] | None] = [None] * count
-        for part, (numbers, own) in by_part.items():
-            for number, row in zip(numbers, self.parts[part].get_many(own), strict=True):
+        given = list(keys)
+        found: list[dict[str, Any] | None] = [None] * len(given)
+        for part, numbers in _by_part(map(self.part_of_key, given)).items():
+            rows = self.parts[part].get_many([given[number] for number in numbers])
+            for number, row in zip(numbers, rows, strict=True):
                 found[number] = row
         return found
 
@@ -404,6 +388,14 @@ class PartitionedTopic(TopicHandle):
             "bytes_stored": sum(part["bytes_stored"] for part in parts),
             "parts": parts,
         }
+
+
+def _by_part(parts: Iterable[int]) -> dict[int, list[int]]:
+    """Return the numbers of the records of each part."""
+    numbers: dict[int, list[int]] = {}
+    for number, part in enumerate(parts):
+        numbers.setdefault(part, []).append(number)
+    return numbers
 
 
 def _message_key(record: object, fields: Mapping[str, Any]) -> object:

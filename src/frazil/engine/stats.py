@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from frazil.fs import write_fully
-from frazil.log import RANGE_LOST
+from frazil.log import RANGE_GAP, RANGE_LOST
 from frazil.model import topic_uid
 from frazil.objects import unreadable
 from frazil.schema import column_id, partition_spec_text, type_name
@@ -19,6 +20,8 @@ from frazil.topic import first_held, special_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
 
     from frazil.config import LogSettings, Settings
     from frazil.engine.engine import Engine
@@ -32,13 +35,10 @@ def _time(us: int) -> str:
     return dt.datetime.fromtimestamp(us / 1e6, dt.UTC).isoformat()
 
 
-def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
-    """Describe one topic."""
-    state = runtime.state
-    spec = state.spec
-    schema = runtime.codec.schema
-    names = {column_id(field): field.name for field in schema} if spec.kind == "table" else {}
-    log = settings.log
+def _definition(spec: TopicSpec, schema: pa.Schema) -> dict[str, Any]:
+    """Describe what a topic is, by its columns' names."""
+    keyed = bool(spec.primary_key or spec.sort_by)
+    names = {column_id(field): field.name for field in schema} if keyed else {}
     return {
         "name": spec.name,
         "id": spec.id,
@@ -50,25 +50,37 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
             {"name": field.name, "type": type_name(field.type), "nullable": field.nullable}
             for field in schema
         ],
-        "schema_version": state.schema_version,
         "primary_key": [names[each] for each in spec.primary_key],
         "partition_by": partition_spec_text(spec.partition_by, schema) if spec.partition_by else [],
         "sort_by": [names[each] for each in spec.sort_by],
         "part_of": spec.part_of or None,
         "part_index": spec.part_index if spec.part_of else None,
-        "retention_age_s": _retention_age_s(runtime, log),
-        "retention_bytes": quota_of(spec, log),
-        "on_full": on_full_of(spec, log),
         "unknown_key": spec.unknown_key if spec.primary_key else None,
         "signals": dict(spec.signals or {}),
         "lake": spec.lake,
-        "objects": runtime.objects is not None,
         "topic_id": topic_uid(spec),
+    }
+
+
+def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
+    """Describe one topic."""
+    state = runtime.state
+    spec, log = state.spec, settings.log
+    ranges: dict[str, list[dict[str, Any]]] = {RANGE_GAP: [], RANGE_LOST: []}
+    for each in special_ranges(runtime):
+        ranges[each.kind].append({"first": each.first, "end": each.end, "reason": each.reason})
+    return {
+        **_definition(spec, runtime.codec.schema),
+        "schema_version": state.schema_version,
+        "retention_age_s": _retention_age_s(runtime, log),
+        "retention_bytes": quota_of(spec, log),
+        "on_full": on_full_of(spec, log),
+        "objects": runtime.objects is not None,
         "holds": dict(sorted(state.holds.items())),
         "oldest_kept_by": _kept_by([runtime]),
         "watermarks": _watermarks(runtime),
-        "gaps": [_range(special) for special in special_ranges(runtime) if special.kind == "gap"],
-        "lost": [_range(special) for special in special_ranges(runtime) if special.kind == "lost"],
+        "gaps": ranges[RANGE_GAP],
+        "lost": ranges[RANGE_LOST],
         "producers": len(state.producers),
         "refused": None if runtime.refusal is None else str(runtime.refusal()),
     }
@@ -122,7 +134,7 @@ def oldest_kept_by(
                 for name, offset in list(topic.holds.items())
                 if offset < summary[1]
             ]
-    return sorted(found, key=lambda each: (each["topic"], each["hold"]))
+    return sorted(found, key=itemgetter("topic", "hold"))
 
 
 def _kept_by(runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
@@ -136,7 +148,7 @@ def _kept_by(runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
         for name, offset in sorted(runtime.state.holds.items())
         if offset < _oldest_files_end(runtime)
     ]
-    return sorted(found, key=lambda each: (each["topic"], each["hold"]))
+    return sorted(found, key=itemgetter("topic", "hold"))
 
 
 def _oldest_files_end(runtime: TopicRuntime) -> int:
@@ -162,10 +174,6 @@ def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
     if runtime.objects is not None:
         marks["uploaded"] = runtime.objects.reached.get(runtime.part, 0)
     return marks
-
-
-def _range(special: Any) -> dict[str, Any]:
-    return {"first": special.first, "end": special.end, "reason": special.reason}
 
 
 def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
@@ -244,30 +252,29 @@ def health(engine: Engine) -> str:
     journal = engine.log.journal
     if journal.failed is not None:
         return "failed"
-    # Not only on the opening that found it: lost records stay lost until somebody has looked.
-    lost = any(
-        special.kind == RANGE_LOST
-        for topic in list(journal.state.topics.values())
-        if not topic.spec.deleted_us
-        for special in topic.ranges
-    ) or any(
-        special.kind == RANGE_LOST
-        for runtime in engine.runtimes
-        for special in special_ranges(runtime)
+    upkeep, objects = engine.upkeep, engine.objects
+    troubles = (
+        upkeep.publishing_stopped,
+        engine.metadata_failed,
+        upkeep.damage,
+        upkeep.errors,
+        [each for each in list(engine.lake.topics.values()) if each.state == "stopped"],
+        objects.errors,
+        unreadable(objects),
+        [each for each in objects.all_topics if each.stopped],
+        engine.has_tiers and (engine.tiers.errors or engine.tiers.disk.damage.damaged()),
+        _has_lost(engine),
     )
-    upkeep = engine.upkeep
-    if lost or upkeep.publishing_stopped or engine.metadata_failed:
-        return "degraded"
-    if upkeep.damage or upkeep.errors:
-        return "degraded"
-    if any(each.state == "stopped" for each in list(engine.lake.topics.values())):
-        return "degraded"
-    objects = engine.objects
-    if objects.errors or unreadable(objects) or any(each.stopped for each in objects.all_topics):
-        return "degraded"
-    if engine.has_tiers and (engine.tiers.errors or engine.tiers.disk.damage.damaged()):
-        return "degraded"
-    return "ok"
+    return "degraded" if any(troubles) else "ok"
+
+
+def _has_lost(engine: Engine) -> bool:
+    """Tell whether records are lost; not only on the opening that found it."""
+    topics = list(engine.log.journal.state.topics.values())
+    ranges = [each for topic in topics if not topic.spec.deleted_us for each in topic.ranges]
+    for runtime in engine.runtimes:
+        ranges += special_ranges(runtime)
+    return any(each.kind == RANGE_LOST for each in ranges)
 
 
 def _journal(log: Log, *, tiered: bool) -> dict[str, Any]:

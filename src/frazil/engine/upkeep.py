@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from typing import TYPE_CHECKING, Final
@@ -171,10 +172,9 @@ class Upkeep:
         journal = self._engine.log.journal
         paths = {segment.path for segment in journal.segments}
         for noted in (self._scrubbed, self.damage):
-            for path in [path for path in list(noted) if path not in paths]:
+            for path in set(noted) - paths:
                 noted.pop(path, None)
-        topics = set(journal.state.topics)
-        for topic_id in [each for each in list(self._engine.released) if each not in topics]:
+        for topic_id in set(self._engine.released) - set(journal.state.topics):
             self._engine.released.pop(topic_id, None)
 
     def free(self) -> int:
@@ -241,38 +241,34 @@ class Upkeep:
                 self._check_quota(runtime)
 
     def _check_quota(self, runtime: TopicRuntime) -> None:
-        state, journal = runtime.state, runtime.log.journal
-        spec = state.spec
-        in_files = bool(spec.primary_key) and runtime.tiers is not None
-        if in_files or not state.holds or spec.deleted_us or journal.failed is not None:
-            # A keyed topic with files has a quota of all of them: `KeyedLimits` judges it.
-            self._unblock(runtime)
-            return
-        bytes_max = quota_of(spec, self._settings)
-        released = self._engine.released.get(state.id, 0)
-        tiers = self._engine.tiers if self._engine.has_tiers else None
-        if tiers is None:
-            size, _oldest = held_bytes(state, journal.segments, released)
-        else:
-            size = tiers.retention.held_bytes(runtime)
+        spec = runtime.state.spec
+        size, bytes_max = self._held_bytes(runtime), quota_of(spec, self._settings)
         if size <= bytes_max:
-            self._unblock(runtime)
+            if isinstance(runtime.refusal, _QuotaStop):
+                runtime.refusal = None
         elif on_full_of(spec, self._settings) == "expire":
-            if tiers is None:
-                self._expire(runtime, self._quota_end(runtime, bytes_max, released))
-            else:
-                self._expire(runtime, tiers.retention.quota_end(runtime, bytes_max))
+            self._expire(runtime, self._quota_end(runtime, bytes_max))
         elif runtime.refusal is None:
             runtime.refusal = _QuotaStop(spec.name, size, bytes_max)
 
-    def _unblock(self, runtime: TopicRuntime) -> None:
-        if isinstance(runtime.refusal, _QuotaStop):
-            runtime.refusal = None
-
-    def _quota_end(self, runtime: TopicRuntime, bytes_max: int, released: int) -> int:
-        """Return the offset below which segments must go for a topic to be within its quota."""
+    def _held_bytes(self, runtime: TopicRuntime) -> int:
+        """Return the size of the records that holds of a topic keep."""
         state, journal = runtime.state, runtime.log.journal
-        target = max(state.floor, released)
+        if not state.holds or state.spec.deleted_us or journal.failed is not None:
+            return 0
+        if runtime.tiers is None:
+            released = self._engine.released.get(state.id, 0)
+            return held_bytes(state, journal.segments, released)[0]
+        # A keyed topic with files has a quota of all of them: `KeyedLimits` judges it.
+        keyed = bool(state.spec.primary_key)
+        return 0 if keyed else self._engine.tiers.retention.held_bytes(runtime)
+
+    def _quota_end(self, runtime: TopicRuntime, bytes_max: int) -> int:
+        """Return the offset below which records must go for a topic to be within its quota."""
+        state, journal = runtime.state, runtime.log.journal
+        if runtime.tiers is not None:
+            return self._engine.tiers.retention.quota_end(runtime, bytes_max)
+        target = max(state.floor, self._engine.released.get(state.id, 0))
         for segment in journal.segments[:-1]:
             summary = segment.summary(state.id)
             if summary is None or summary[1] <= target:
@@ -328,16 +324,12 @@ class Upkeep:
         return fault
 
     def _segment_fault(self, segment: Segment) -> str:
-        file = self._engine.file_system.open(segment.path, "read")
-        try:
+        with contextlib.closing(self._engine.file_system.open(segment.path, "read")) as file:
             footer = read_footer(file)
             if footer is None:
                 return "footer is missing or damaged"
-            if body_hash(file, footer.body_end) != footer.sha256:
-                return "content does not match its hash"
-        finally:
-            file.close()
-        return ""
+            is_whole = body_hash(file, footer.body_end) == footer.sha256
+            return "" if is_whole else "content does not match its hash"
 
 
 class _QuotaStop:

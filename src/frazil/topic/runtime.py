@@ -297,14 +297,7 @@ class TopicRuntime:
         Raises:
             InvalidRequest: with the number of the first bad record; nothing is published then.
         """
-        if isinstance(records, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(
-            records, Iterable
-        ):
-            raise InvalidRequest(
-                "records must be a list or another iterable of records; use append for one record",
-                topic=self.name,
-                got=type(records).__name__,
-            )
+        self.check_records(records)
         result: list[Prepared] = []
         batch: list[Any] = []
         codec: Any = None
@@ -327,6 +320,16 @@ class TopicRuntime:
             raise InvalidRequest("there are no records to publish", topic=self.name)
         result.append((codec, batch, len(batch), size))
         return result
+
+    def check_records(self, records: object) -> None:
+        """Refuse what is no iterable of records."""
+        one = isinstance(records, (str, bytes, bytearray, memoryview, Mapping))
+        if one or not isinstance(records, Iterable):
+            raise InvalidRequest(
+                "records must be a list or another iterable of records; use append for one record",
+                topic=self.name,
+                got=type(records).__name__,
+            )
 
     def prepare_arrow(self, data: object) -> list[Prepared]:
         """Convert Arrow data to the topic's schema and return a frame for each batch."""
