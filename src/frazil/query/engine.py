@@ -14,7 +14,7 @@ from attrs import define, field
 
 from frazil.errors import CorruptionError, FrazilError, InvalidRequest, Overloaded, Unavailable
 from frazil.query.plan import PlannedUse, Planner
-from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery, check_timeout
+from frazil.query.pool import Lease, Pool, PoolLimits, RunningQuery, check_timeout, too_late
 from frazil.query.pruning import Limits, folded_value, keys_of, limits_of, settled_params
 from frazil.query.relations import (
     ArrowTables,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.query.plan import Plan
-    from frazil.query.point import PointPlan
     from frazil.query.snapshots import EngineSnapshot, EngineSources
     from frazil.query.views import TopicName
 
@@ -180,19 +179,6 @@ def _looked_up(
     read.found = found_rows(keys, snapshots)
     rows = [(found.snapshot.part, found.row) for found in read.found]
     return lookup_relation(rows, read.use.columns, tables)
-
-
-def explained_point(
-    point: PointPlan, keys: Sequence[object], found: Sequence[FoundRow]
-) -> dict[str, Any]:
-    """Describe a look-up by key, which asks the index and reads the rows that it finds."""
-    table = {
-        "topic": "/".join(("", *point.topic)),
-        "log": False,
-        "columns": [column.name for _, column in point.shown],
-        **_lookup_facts(len(keys), found),
-    }
-    return {"path": "index", "tables": [table], "plan": ""}
 
 
 def explained_scan(
@@ -353,11 +339,10 @@ class QueryEngine:
         plan = self._plans.plan(sql)
         params = settled_params(params)
         values = plan.bind(params)
-        if plan.point is not None:
-            found = self._look_up(plan, values, min_offset, timeout_s) if is_now else None
+        if is_now and plan.point is not None:
+            found = self._look_up(plan, values, min_offset, timeout_s)
             if found is not None:
                 return found
-            plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         self._admit()
         run = _Run(self._pool, self._pool.enter(sql, timeout_s))
@@ -383,19 +368,13 @@ class QueryEngine:
         """Plan a query and say what it would read: tiers, files, rows, bytes, what it leaves out.
 
         The query is planned at a snapshot of its own and not run; keys are looked up, to tell
-        where their rows lie. `path` is "index" if all tables are looked up by key, else "scan";
-        `tables` has one entry for each topic that the statement names, `plan` is DuckDB's and
-        empty if it is not asked. Raises what `query` raises.
+        where their rows are. `path` is "index" if all tables are looked up by key, else "scan";
+        `tables` has one entry for each topic that the statement names, `plan` is DuckDB's. Raises
+        what `query` raises.
         """
         plan = self._plans.plan(sql)
         params = settled_params(params)
         values = plan.bind(params)
-        if plan.point is not None:
-            keys = keys_of(plan.point.key, values, ())
-            is_now = as_of_offset is None and as_of_time is None
-            if is_now and keys is not None and plan.point.rows_max(values) is not None:
-                return self._explained_point(plan.point, keys, min_offset, timeout_s)
-            plan = self._plans.plan(sql, point=False)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         run = _Run(self._pool, self._pool.enter(sql, timeout_s))
         try:
@@ -432,13 +411,7 @@ class QueryEngine:
         """Wait for offsets, then for a slot, take the snapshots and make the relations."""
         wanted, min_offset, lease = plan.wanted(), at["min_offset"], run.lease
         if min_offset is not None:
-            late = self._late(lease.begun, lease.deadline)
-
-            def check() -> None:
-                lease.check()
-                late()
-
-            with watching(check):
+            with watching(self._late(lease.begun, lease.deadline, lease.check)):
                 self._sources.wait(wanted, min_offset)
         self._pool.admit(lease)
         with watching(lease.check):
@@ -473,45 +446,28 @@ class QueryEngine:
         rows_max = point.rows_max(values)
         if keys is None or rows_max is None:
             return None
-        with watching(self._until(timeout_s)):
+        # A look-up has no lease.
+        begun = self._clock.monotonic()
+        deadline = begun + (self._timeout_s if timeout_s is None else timeout_s)
+        with watching(self._late(begun, deadline)):
             found = self._sources.lookup(point.topic, keys, min_offset=min_offset) if keys else ()
         names = [column.name for _, column in point.shown]
         types = [column.type for _, column in point.shown]
         rows = [tuple([row[name] for name in names]) for row in found if row is not None]
         return Result.of_rows(plan.schema, types, rows[:rows_max])
 
-    def _until(self, timeout_s: float | None) -> Callable[[], None]:
-        """Return what raises when the time of a look-up is over, which has no lease."""
-        begun = self._clock.monotonic()
-        return self._late(begun, begun + (self._timeout_s if timeout_s is None else timeout_s))
+    def _late(
+        self, begun: float, deadline: float, check: Callable[[], None] = lambda: None
+    ) -> Callable[[], None]:
+        """Return what raises when a time is over, after another check."""
 
-    def _late(self, begun: float, deadline: float) -> Callable[[], None]:
-        def check() -> None:
+        def late() -> None:
+            check()
             now = self._clock.monotonic()
             if now > deadline:
-                raise Unavailable(
-                    "query took too long, read less or raise query.timeout_s",
-                    seconds=round(now - begun, 3),
-                )
+                raise too_late(now - begun)
 
-        return check
-
-    def _explained_point(
-        self,
-        point: PointPlan,
-        keys: Sequence[tuple[Any, ...]],
-        min_offset: Any,
-        timeout_s: float | None,
-    ) -> dict[str, Any]:
-        with watching(self._until(timeout_s)):
-            (snapshots,) = self._sources.snapshot(
-                {point.topic: True}, min_offset=min_offset
-            ).values()
-        try:
-            return explained_point(point, keys, found_rows(keys, snapshots))
-        finally:
-            for snapshot in snapshots:
-                snapshot.close()
+        return late
 
     def _result(self, run: _Run, prepared: Prepared, params: object) -> Result:
         connection = run.lease.connection
@@ -533,13 +489,13 @@ class QueryEngine:
         except BaseException:
             forget()
             raise
-        if stream.closed:
-            return Result(stream.schema, batches, integers=integers, forget=forget)
-        run.lease.on_stop = stream.close_if_idle
+        left = None if stream.closed else stream
+        if left is not None:
+            run.lease.on_stop = left.close_if_idle
         return Result(
             stream.schema,
             batches,
-            stream=stream,
+            stream=left,
             why_stopped=lambda: run.lease.stopped,
             integers=integers,
             forget=forget,

@@ -60,7 +60,7 @@ class PlannedUse:
 class Plan:
     """A statement that is allowed, ready to be run.
 
-    `point` is the look-up that it is, and `schema` the columns of its result.
+    `point` is the look-up that it is, if it is one, and `schema` the columns of its result.
     """
 
     parameters: frozenset[str]
@@ -124,16 +124,16 @@ class Planner:
         self._closed = False
         self._version: int | None = None
         self._topics: Mapping[TopicName, TopicInfo] = {}
-        self._plans: dict[tuple[str, bool, bool], Plan | None] = {}
+        self._plans: dict[tuple[str, bool], Plan | None] = {}
 
-    def plan(self, sql: str, *, point: bool = True) -> Plan:
-        """Return the plan of a statement; `point` allows one that asks the index alone.
+    def plan(self, sql: str) -> Plan:
+        """Return the plan of a statement.
 
         Raises:
             InvalidRequest: if the statement is not allowed or not understood.
             NotFound: if it names a table that does not exist.
         """
-        plan = self._kept(checked_text(sql), point=point, template=False)
+        plan = self._kept(checked_text(sql), template=False)
         assert plan is not None
         return plan
 
@@ -147,24 +147,24 @@ class Planner:
         if found is None:
             return None
         template, values = found
-        plan = self._kept(template, point=True, template=True)
+        plan = self._kept(template, template=True)
         # With fewer parameters a literal became part of a name: it is another statement.
         if plan is None or plan.point is None or len(plan.parameters) != len(values):
             return None
         return plan, {str(number): value for number, value in enumerate(values, 1)}
 
-    def _kept(self, sql: str, *, point: bool, template: bool) -> Plan | None:
+    def _kept(self, sql: str, *, template: bool) -> Plan | None:
         version = self._sources.version
         if version != self._version or self._closed:
             self._refresh(version)
-        key = (sql, point, template)
+        key = (sql, template)
         try:
             return self._plans[key]
         except KeyError:
             pass
         plan: Plan | None = None
         try:
-            plan = self._made(sql, self._topics, point=point)
+            plan = self._made(sql, self._topics)
         except (InvalidRequest, NotFound):
             if not template:
                 raise
@@ -198,7 +198,7 @@ class Planner:
         if self._closed:
             raise Closed("the query engine is closed, open the engine again")
 
-    def _made(self, sql: str, topics: Mapping[TopicName, TopicInfo], *, point: bool) -> Plan:
+    def _made(self, sql: str, topics: Mapping[TopicName, TopicInfo]) -> Plan:
         if self._prefix in sql:
             # A text with a placeholder of its own could get a relation in the wrong place.
             raise InvalidRequest("statement cannot be rewritten")
@@ -213,20 +213,25 @@ class Planner:
         for node in unnamed_columns(statement):
             node["alias"] = _text_of([node], parser).removeprefix("SELECT ")
         uses = resolve_tables(statement, topics, lambda number: f"{self._prefix}u{number}_")
-        if point and (found := point_of(statement, uses)) is not None:
-            columns = [column._replace(name=name) for name, column in found.shown]
-            return Plan(parameters, found, parser.schema(empty_relation(columns)))
+        point = point_of(statement, uses)
         wanted = wanted_names(statement)
         folds: list[Node] = []
         planned = tuple(_planned(use, wanted, folds) for use in uses)
         in_folds = (node for node in nodes(folds) if node.get("class") == "PARAMETER")
         return Plan(
             parameters,
+            point,
+            None if point is None else parser.schema(_shown_by(point)),
             uses=planned,
             fold_text=_text_of(folds, parser) if folds else "",
             fold_parameters=frozenset(node["identifier"] for node in in_folds),
             pieces=tuple(self._gap.split(parser.text(statement))),
         )
+
+
+def _shown_by(point: PointPlan) -> str:
+    """Return a query that has the columns of a look-up's result."""
+    return empty_relation([column._replace(name=name) for name, column in point.shown])
 
 
 def _text_of(expressions: Sequence[Node], parser: Parser) -> str:

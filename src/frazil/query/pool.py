@@ -151,6 +151,13 @@ def check_timeout(timeout_s: object) -> None:
         )
 
 
+def too_late(seconds: float) -> Unavailable:
+    """Return the error of a query whose time is over."""
+    return Unavailable(
+        "query took too long, read less or raise query.timeout_s", seconds=round(seconds, 3)
+    )
+
+
 class Lease:
     """The right of one query to run, once it has a connection. Ends with `Pool.release`."""
 
@@ -350,12 +357,7 @@ class Pool:
             for lease in late:
                 # One that fails to let go must not keep the watch from the others.
                 with suppress(FrazilError, OSError):
-                    lease.stop(
-                        Unavailable(
-                            "query took too long, read less or raise query.timeout_s",
-                            seconds=round(now - lease.begun, 3),
-                        )
-                    )
+                    lease.stop(too_late(now - lease.begun))
             with suppress(Empty, FrazilError, OSError):
                 work = self._wake.get(timeout=max(nearest - self._clock.monotonic(), 0.0))
                 if work is not None:
