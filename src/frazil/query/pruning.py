@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -34,6 +35,7 @@ _INTEGERS: Final = frozenset(
 _NOW: Final = frozenset(
     {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 )
+_FOLDABLE: Final = SCALARS - VOLATILE
 _DAY_NS: Final = 86_400_000_000_000
 _UNIT_NS: Final = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 _MICROSECOND_NS: Final = 1_000
@@ -93,45 +95,54 @@ def constant_of(
 
 def _literal_of(node: Node) -> Constant | None:
     """Return the value of a number, string, true, false or null in the text."""
-    if node["class"] == "CAST":
+    kind = node["class"]
+    if kind == "CAST" and node["cast_type"]["id"] == "BOOLEAN":
         # This is how DuckDB writes true and false.
         child = node["child"]
-        if node["cast_type"]["id"] == "BOOLEAN" and child["class"] == "CONSTANT":
-            value = child["value"]["value"]
-            return Constant(value == "t") if value in {"t", "f"} else None
-        return None
-    if node["class"] != "CONSTANT":
+        value = child["value"]["value"] if child["class"] == "CONSTANT" else None
+        return Constant(value == "t") if value in ("t", "f") else None
+    if kind != "CONSTANT":
         return None
     value = node["value"]
     if value["is_null"]:
         return Constant(None)
-    kind, raw = value["type"]["id"], value["value"]
-    if kind in _INTEGERS or kind in {"VARCHAR", "BOOLEAN", "DOUBLE"}:
-        return Constant(raw)
-    if kind not in {"HUGEINT", "DECIMAL"}:
-        return None
-    digits = (raw["upper"] << 64) + raw["lower"] if isinstance(raw, dict) else int(raw)
-    if kind == "HUGEINT":
-        return Constant(digits)
-    return Constant(Decimal(digits).scaleb(-value["type"]["type_info"]["scale"]))
+    read = _LITERALS.get(value["type"]["id"])
+    return None if read is None else Constant(read(value))
+
+
+def _raw(value: Node) -> Any:
+    return value["value"]
+
+
+def _digits(value: Node) -> int:
+    raw = value["value"]
+    return (raw["upper"] << 64) + raw["lower"] if isinstance(raw, dict) else int(raw)
+
+
+def _decimal(value: Node) -> Decimal:
+    return Decimal(_digits(value)).scaleb(-value["type"]["type_info"]["scale"])
+
+
+_LITERALS: Final[dict[str, Callable[[Node], Any]]] = {
+    **dict.fromkeys((*_INTEGERS, "VARCHAR", "BOOLEAN", "DOUBLE"), _raw),
+    "HUGEINT": _digits,
+    "DECIMAL": _decimal,
+}
 
 
 def _is_foldable(node: Node, hidden: frozenset[str] | None) -> bool:
     """Tell whether DuckDB can evaluate the expression without any row."""
-    for item in nodes(node):
-        kind = item.get("class")
-        if kind == "COLUMN_REF":
-            names = item["column_names"]
-            word = names[0].casefold()
-            if hidden is None or len(names) > 1 or word not in _NOW or word in hidden:
-                return False
-        elif kind == "FUNCTION":
-            name = item["function_name"].lower()
-            if name not in SCALARS or name in VOLATILE:
-                return False
-        elif kind not in {None, "CONSTANT", "PARAMETER", "CAST", "OPERATOR"}:
-            return False
-    return True
+    return all(_needs_no_row(item, hidden) for item in nodes(node))
+
+
+def _needs_no_row(item: Node, hidden: frozenset[str] | None) -> bool:
+    kind = item.get("class")
+    if kind == "COLUMN_REF":
+        names = [name.casefold() for name in item["column_names"]]
+        return hidden is not None and len(names) == 1 and names[0] in _NOW - hidden
+    if kind == "FUNCTION":
+        return item["function_name"].lower() in _FOLDABLE
+    return kind in {None, "CONSTANT", "PARAMETER", "CAST", "OPERATOR"}
 
 
 def _try_cast(node: Node, type_id: str) -> Node:
@@ -185,21 +196,18 @@ def _temporal_scalar(value: Any) -> pa.Scalar | None:
         return value if known else None
     if not isinstance(value, dt.date | dt.time):
         return None
+    zoned = getattr(value, "tzinfo", None) is not None
     # The missing time of pandas calls itself a datetime.
-    missing = isinstance(value, dt.date) and not isinstance(value.year, int)
-    if missing or (isinstance(value, dt.time) and value.tzinfo is not None):
+    if (isinstance(value, dt.time) and zoned) or not isinstance(getattr(value, "year", 0), int):
         return None
-    try:
-        aware = isinstance(value, dt.datetime) and value.tzinfo is not None
-        return pa.scalar(value.astimezone(dt.UTC) if aware else value)  # type: ignore[union-attr]
-    except OverflowError:
-        return None
+    with suppress(OverflowError):
+        return pa.scalar(value.astimezone(dt.UTC) if zoned else value)  # type: ignore[union-attr]
+    return None
 
 
-def _nanoseconds(scalar: pa.Scalar) -> int:
-    """Return a date or time since 1970, a time of day since midnight."""
-    unit = _DAY_NS if pt.is_date32(scalar.type) else _UNIT_NS[scalar.type.unit]
-    return int(scalar.value) * unit
+def _unit_ns(data_type: pa.DataType) -> int:
+    """Return the nanoseconds of a unit of dates, of times since 1970 or since midnight."""
+    return _DAY_NS if pt.is_date32(data_type) else _UNIT_NS[data_type.unit]
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -246,13 +254,22 @@ def _column_value(value: Any, data_type: pa.DataType) -> Any:
     kind = _python_type(data_type)
     if kind is not None:
         return value if type(value) is kind else UNFIT
-    if pt.is_fixed_size_binary(data_type):
-        if type(value) is not bytes:
-            return UNFIT
-        return value if len(value) == data_type.byte_width else MISS
-    if pt.is_decimal(data_type):
-        is_number = type(value) is int or (type(value) is Decimal and value.is_finite())
-        return _converted(Decimal(value), data_type) if is_number else UNFIT
+    found = (find(value, data_type) for is_kind, find in _FINDERS if is_kind(data_type))
+    return next(found, UNFIT)
+
+
+def _fixed(value: Any, data_type: pa.DataType) -> Any:
+    if type(value) is not bytes:
+        return UNFIT
+    return value if len(value) == data_type.byte_width else MISS
+
+
+def _exact(value: Any, data_type: pa.DataType) -> Any:
+    is_number = type(value) is int or (type(value) is Decimal and value.is_finite())
+    return _converted(Decimal(value), data_type) if is_number else UNFIT
+
+
+def _moment(value: Any, data_type: pa.DataType) -> Any:
     scalar = _temporal_scalar(value)
     # Columns in nanoseconds have values that Python has not.
     if scalar is None or scalar.type.id != data_type.id or getattr(data_type, "unit", "") == "ns":
@@ -291,6 +308,14 @@ def _integer(value: Any, data_type: pa.DataType) -> Any:
     signed = pt.is_signed_integer(data_type)
     low, high = (-(1 << bits - 1), 1 << bits - 1) if signed else (0, 1 << bits)
     return value if low <= value < high else MISS
+
+
+_FINDERS: Final = (
+    (pt.is_fixed_size_binary, _fixed),
+    (pt.is_decimal, _exact),
+    (pt.is_temporal, _moment),
+)
+"""What finds the value of a column's type that equals a constant."""
 
 
 # -- conditions ------------------------------------------------------------------------------------
@@ -549,20 +574,28 @@ def _comparable(value: Any, data_type: pa.DataType) -> Any:
     None if they cannot be compared safely: the constant then excludes nothing.
     """
     if pt.is_integer(data_type):
-        if isinstance(value, float):
-            return value if abs(value) <= _EXACT_FLOAT_MAX else None
-        is_finite = not isinstance(value, Decimal) or value.is_finite()
-        return value if type(value) in {int, Decimal} and is_finite else None
+        return _as_number(value)
     if pt.is_float64(data_type):
         return _as_float(value)
     if pt.is_temporal(data_type):
-        scalar = _temporal_scalar(value)
-        if scalar is None or pt.is_time(scalar.type) != pt.is_time(data_type):
-            return None
-        ns = _nanoseconds(scalar)
-        # DuckDB compares values with a time zone at whole microseconds, rounded in its own way.
-        return None if _is_zoned(data_type) and ns % _MICROSECOND_NS else ns
+        return _as_nanoseconds(value, data_type)
     return value if type(value) is _python_type(data_type) else None
+
+
+def _as_number(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if abs(value) <= _EXACT_FLOAT_MAX else None
+    is_finite = not isinstance(value, Decimal) or value.is_finite()
+    return value if type(value) in {int, Decimal} and is_finite else None
+
+
+def _as_nanoseconds(value: Any, data_type: pa.DataType) -> int | None:
+    scalar = _temporal_scalar(value)
+    if scalar is None or pt.is_time(scalar.type) != pt.is_time(data_type):
+        return None
+    ns = int(scalar.value) * _unit_ns(scalar.type)
+    # DuckDB compares values with a time zone at whole microseconds, rounded in its own way.
+    return None if _is_zoned(data_type) and ns % _MICROSECOND_NS else ns
 
 
 def _as_float(value: Any) -> float | None:
@@ -583,7 +616,7 @@ def _stored_range(known: Known) -> tuple[Any, Any]:
     least, greatest, data_type = known[:3]
     if not pt.is_temporal(data_type):
         return least, greatest
-    unit = _DAY_NS if pt.is_date32(data_type) else _UNIT_NS[data_type.unit]
+    unit = _unit_ns(data_type)
     step = _MICROSECOND_NS if _is_zoned(data_type) else 1
     if least is not None:
         least = least * unit // step * step

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from frazil.query.pruning import Limits
     from frazil.query.snapshots import EngineSnapshot
-    from frazil.query.views import ChunkView
+    from frazil.query.views import Bounds, ChunkView
     from frazil.tiers import DiskFile
 
     Offsets = npt.NDArray[np.int64]
@@ -87,30 +87,31 @@ def topic_relation(
 ) -> tuple[str, list[ChunkView], list[WarmFile]]:
     """Return the SQL of the view, and which chunks and files it reads."""
     state = keyed and not log
-    files = [
-        WarmFile(file, snapshot, snapshot.file_path(file))
-        for snapshot in snapshots
-        for file in snapshot.files
-        if file.offset_first < snapshot.cut
-        and file.rows
-        and limits.may_match(partial(_known_of_file, file, snapshot))
-    ]
+    files = [file for snapshot in snapshots for file in _files_to_read(snapshot, limits)]
+    chunks = [chunk for snapshot in snapshots for chunk in _chunks_to_read(snapshot, limits)]
     by_part = any(column.name == "_part" for column in columns)
-    branches = [
-        _group_sql(group, columns, tables, keyed=keyed)
-        for group in _file_groups(files, keyed=state, by_part=by_part)
-    ]
-    chunks = [
-        chunk
-        for snapshot in snapshots
-        for chunk in snapshot.chunks
-        if limits.may_match(partial(_known_of_chunk, chunk))
-    ]
+    groups = _file_groups(files, keyed=state, by_part=by_part)
+    branches = [_group_sql(group, columns, tables, keyed=keyed) for group in groups]
     for live in (False, True):
         group = [chunk for chunk in chunks if (state and chunk.live is not None) is live]
         if group:
             branches.append(_hot_sql(group, columns, tables, keyed=keyed, live=live))
     return " UNION ALL ".join(branches or [empty_relation(columns)]), chunks, files
+
+
+def _files_to_read(snapshot: EngineSnapshot, limits: Limits) -> list[WarmFile]:
+    return [
+        WarmFile(file, snapshot, snapshot.file_path(file))
+        for file in snapshot.files
+        if file.offset_first < snapshot.cut
+        and file.rows
+        and limits.may_match(partial(_known_of_file, file, snapshot))
+    ]
+
+
+def _chunks_to_read(snapshot: EngineSnapshot, limits: Limits) -> list[ChunkView]:
+    chunks = snapshot.chunks
+    return [chunk for chunk in chunks if limits.may_match(partial(_known_of_chunk, chunk))]
 
 
 def empty_relation(columns: Sequence[ViewColumn]) -> str:
@@ -182,7 +183,7 @@ def _hot_sql(
     operation = operation_sql(OPERATION) if keyed else "'append'"
     shown = ", ".join(
         f"{operation} AS {OPERATION}"
-        if column.field is None and column.name == OPERATION
+        if column.name == OPERATION
         else _scanned(column.name, column.type)
         for column in columns
     )
@@ -204,30 +205,26 @@ def _hot_table(
         fields.append(pa.field(LIVE, pa.bool_()))
     schema = pa.schema(fields)
     batches = []
-    written, places = None, []
+    written, positions = pa.schema([]), [-1] * len(visible)
     for chunk in chunks:
-        batch = chunk.batch
-        if written is None or not batch.schema.equals(written, check_metadata=True):
+        if not chunk.batch.schema.equals(written, check_metadata=True):
             # Most batches of a topic have one schema.
-            written = batch.schema
-            places = [
-                -1 if column.field is None else _place_of(written, column.field)
-                for column in visible
-            ]
-        arrays = [
-            _as_scanned(
-                _system_column(chunk, column.name)
-                if column.field is None
-                else _own_column(batch, place, column.type)
-            )
-            for column, place in zip(visible, places, strict=True)
-        ]
+            written = chunk.batch.schema
+            positions = [_position_of(written, column.field) for column in visible]
+        pairs = zip(visible, positions, strict=True)
+        arrays = [_hot_column(chunk, column, position) for column, position in pairs]
         if coded:
-            arrays.append(batch.column(OPERATION))
+            arrays.append(chunk.batch.column(OPERATION))
         if live:
             arrays.append(pa.array(chunk.live))
         batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return pa.Table.from_batches(batches, schema=schema)
+
+
+def _hot_column(chunk: ChunkView, column: ViewColumn, position: int) -> pa.Array:
+    if column.field is None:
+        return _as_scanned(_system_column(chunk, column.name))
+    return _as_scanned(_own_column(chunk.batch, position, column.type))
 
 
 def _system_column(chunk: ChunkView, name: str) -> pa.Array:
@@ -242,39 +239,44 @@ def _system_column(chunk: ChunkView, name: str) -> pa.Array:
     return pa.repeat(pa.scalar(chunk.part, pa.int32()), rows)
 
 
-def _own_column(batch: pa.RecordBatch, place: int, data_type: pa.DataType) -> pa.Array:
+def _own_column(batch: pa.RecordBatch, position: int, data_type: pa.DataType) -> pa.Array:
     """Return a column; it is null in a batch from before it was added."""
-    if place < 0:
+    if position < 0:
         return pa.nulls(batch.num_rows, data_type)
-    array = batch.column(place)
+    array = batch.column(position)
     return array if array.type.equals(data_type) else array.cast(data_type)
 
 
-def _place_of(schema: pa.Schema, field: pa.Field) -> int:
+def _position_of(schema: pa.Schema, field: pa.Field | None) -> int:
     """Find a field by id where both have one, else by name; -1 if there is none."""
-    place: int = schema.get_field_index(field.name)
+    if field is None:
+        return -1
+    position: int = schema.get_field_index(field.name)
     number = column_id(field)
-    if number < 0 or (place >= 0 and column_id(schema.field(place)) in {number, -1}):
-        return place
+    if number < 0 or (position >= 0 and column_id(schema.field(position)) in {number, -1}):
+        return position
     return next((index for index, other in enumerate(schema) if column_id(other) == number), -1)
 
 
 def _known_of_chunk(chunk: ChunkView, column: ViewColumn) -> Known | None:
     """Return the least and greatest values in a chunk."""
-    if column.field is not None:
-        schema = chunk.batch.schema
-        place = _place_of(schema, column.field)
-        if chunk.bounds is None or place < 0:
-            return None
-        found = chunk.bounds(schema.field(place).name)
-        return None if found is None else Known(*found, schema.field(place).type)
-    if column.name == OFFSET:
-        last = chunk.offset + chunk.batch.num_rows - 1
-        return Known(chunk.offset, last, column.type, nulls=0)
-    if column.name == "_time" and chunk.times:
+    if column.field is None:
         times = [us for _, us in chunk.times]
-        return Known(min(times), max(times), column.type, nulls=0)
-    return Known(chunk.part, chunk.part, column.type) if column.name == "_part" else None
+        offsets = (chunk.offset, chunk.offset + chunk.batch.num_rows - 1)
+        return _known_of_system(column, offsets, (min(times), max(times)), chunk.part)
+    schema = chunk.batch.schema
+    position = _position_of(schema, column.field)
+    if chunk.bounds is None or position < 0:
+        return None
+    found = chunk.bounds(schema.field(position).name)
+    return None if found is None else Known(*found, schema.field(position).type)
+
+
+def _known_of_system(
+    column: ViewColumn, offsets: Bounds, times: Bounds, part: int | None
+) -> Known | None:
+    bounds = {OFFSET: offsets, "_time": times, "_part": (part, part)}.get(column.name)
+    return None if bounds is None else Known(*bounds, column.type, nulls=0)
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -316,27 +318,27 @@ def _group_sql(
         f"{quoted_name(column.name)}"
         for column in columns
     )
-    conditions = []
-    needed = [name for name in names.values() if name is not None]
-    if group.cut is not None or group.has_dead:
-        needed.append(OFFSET)
+    # A scan of some column tells how many rows there are.
+    needed = [name for name in names.values() if name is not None] or [OFFSET]
+    joins: list[str] = []
+    conditions: list[str] = []
     if group.cut is not None:
+        needed.append(OFFSET)
         conditions.append(f"f.{OFFSET} < {group.cut}")
     if group.has_deletes:
         needed += [OPERATION, PRESENT]
         conditions.append(f"f.{OPERATION} <> {OP_DELETE} AND f.{PRESENT} IS NULL")
-    source = _source_sql(group, needed or [OFFSET], tables)
-    clauses = ["SELECT", shown, "FROM", source, "AS f"]
     if group.has_dead:
+        needed.append(OFFSET)
         low = min(warm.file.offset_first for warm in group.files)
         high = max(warm.file.offset_last for warm in group.files)
         dead = _between(first.snapshot.dead, low, high)
         join, alive = without_dead(dead, first=low, last=high, register=tables.add)
-        clauses.append(join)
+        joins.append(join)
         conditions += alive
-    if conditions:
-        clauses += ["WHERE", " AND ".join(conditions)]
-    return " ".join(clauses)
+    source = _source_sql(group, needed, tables)
+    where = ["WHERE", " AND ".join(conditions)] if conditions else []
+    return " ".join(["SELECT", shown, "FROM", source, "AS f", *joins, *where])
 
 
 def _source_sql(group: FileGroup, names: Sequence[str], tables: ArrowTables) -> str:
@@ -377,7 +379,7 @@ def _source_name(column: ViewColumn, schema: pa.Schema) -> str | None:
 def _expression(column: ViewColumn, source: str | None, part: int | None, *, keyed: bool) -> str:
     if column.name == "_part":
         return "NULL::INTEGER" if part is None else f"{part}::INTEGER"
-    if column.field is None and column.name == OPERATION:
+    if column.name == OPERATION:
         return operation_sql(f"f.{OPERATION}") if keyed else "'append'"
     if source is None:
         return f"CAST(NULL AS {column.sql_type})"
@@ -389,11 +391,9 @@ def _expression(column: ViewColumn, source: str | None, part: int | None, *, key
 def _known_of_file(file: DiskFile, snapshot: EngineSnapshot, column: ViewColumn) -> Known | None:
     """Return the least and greatest values in a file, as its facts say."""
     if column.field is None:
-        if column.name == OFFSET:
-            return Known(file.offset_first, file.offset_last, column.type, nulls=0)
-        if column.name == "_time":
-            return Known(file.time_first, file.time_last, column.type, nulls=0)
-        return Known(snapshot.part, snapshot.part, column.type) if column.name == "_part" else None
+        offsets = (file.offset_first, file.offset_last)
+        times = (file.time_first, file.time_last)
+        return _known_of_system(column, offsets, times, snapshot.part)
     schema = snapshot.file_schema(file)
     name = _source_name(column, schema)
     if name is None:

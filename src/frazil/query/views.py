@@ -120,22 +120,35 @@ def duckdb_type(data_type: pa.DataType) -> str:
     simple = _SIMPLE.get(data_type)
     if simple is not None:
         return simple
-    if pt.is_timestamp(data_type):
-        return "TIMESTAMP WITH TIME ZONE"
-    if pt.is_fixed_size_binary(data_type):
-        return "BLOB"
-    if pt.is_decimal(data_type):
-        return f"DECIMAL({data_type.precision},{data_type.scale})"
-    if pt.is_list(data_type) or pt.is_large_list(data_type):
-        return f"{duckdb_type(data_type.value_type)}[]"
-    if pt.is_fixed_size_list(data_type):
-        return f"{duckdb_type(data_type.value_type)}[{data_type.list_size}]"
-    if pt.is_map(data_type):
-        return f"MAP({duckdb_type(data_type.key_type)}, {duckdb_type(data_type.item_type)})"
-    if pt.is_struct(data_type):
-        fields = (f"{quoted_name(field.name)} {duckdb_type(field.type)}" for field in data_type)
-        return f"STRUCT({', '.join(fields)})"
-    raise InvalidRequest("column has a type that SQL does not know", type=data_type)
+    write = next((write for is_kind, write in _COMPOSED if is_kind(data_type)), None)
+    if write is None:
+        raise InvalidRequest("column has a type that SQL does not know", type=data_type)
+    return write(data_type)
+
+
+def _list_type(data_type: pa.DataType) -> str:
+    return f"{duckdb_type(data_type.value_type)}[]"
+
+
+def _array_type(data_type: pa.DataType) -> str:
+    return f"{duckdb_type(data_type.value_type)}[{data_type.list_size}]"
+
+
+def _struct_type(data_type: pa.DataType) -> str:
+    fields = (f"{quoted_name(field.name)} {duckdb_type(field.type)}" for field in data_type)
+    return f"STRUCT({', '.join(fields)})"
+
+
+_COMPOSED: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], str]], ...]] = (
+    (pt.is_timestamp, lambda _type: "TIMESTAMP WITH TIME ZONE"),
+    (pt.is_fixed_size_binary, lambda _type: "BLOB"),
+    (pt.is_decimal, lambda kind: f"DECIMAL({kind.precision},{kind.scale})"),
+    (pt.is_list, _list_type),
+    (pt.is_large_list, _list_type),
+    (pt.is_fixed_size_list, _array_type),
+    (pt.is_map, lambda m: f"MAP({duckdb_type(m.key_type)}, {duckdb_type(m.item_type)})"),
+    (pt.is_struct, _struct_type),
+)
 
 
 def quoted_name(name: str) -> str:
