@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote_plus
 
@@ -61,7 +62,8 @@ class Partitioner:
     def __init__(self, schema: pa.Schema, fields: Sequence[PartitionField]) -> None:
         by_id = {column_id(field): field for field in schema}
         self._fields = tuple(_bound(field, by_id.get(field.column_id)) for field in fields)
-        self._known: dict[tuple[Any, ...], str] = {}
+        # A value's type is part of its identity: 1, 1.0 and True are equal to a dictionary.
+        self._name = lru_cache(_KNOWN_MAX, typed=True)(self._text)
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
         """Return the rows of each partition in their order, in the order of first rows."""
@@ -110,21 +112,14 @@ class Partitioner:
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         rows = columns[0]
-        return rank[code], [self._text(rows[number]) for number in order.tolist()]
+        return rank[code], [self._name(*rows[number]) for number in order.tolist()]
 
-    def _text(self, values: tuple[Any, ...]) -> str:
-        # A value's type is part of its identity: 1, 1.0 and True are equal to a dictionary.
-        key = (*values, *map(type, values))
-        known = self._known.get(key)
-        if known is None:
-            known = "/".join(
-                f"{quote_plus(field.label)}="
-                f"{'null' if value is None else quote_plus(field.shown(value))}"
-                for field, value in zip(self._fields, values, strict=True)
-            )
-            if len(self._known) < _KNOWN_MAX:
-                self._known[key] = known
-        return known
+    def _text(self, *values: Any) -> str:
+        return "/".join(
+            f"{quote_plus(field.label)}="
+            f"{'null' if value is None else quote_plus(field.shown(value))}"
+            for field, value in zip(self._fields, values, strict=True)
+        )
 
 
 def _recombined(columns: list[list[Any]], kept: npt.NDArray[np.int64]) -> list[list[Any]]:

@@ -280,14 +280,19 @@ class Tiers:
                 return
             if self.pressure.red_pending:
                 task.run("pressure", self.pressure.refresh)
-            if topic.loaded and (topic.keyed is not None or topic.memory.is_foldable()):
-                self._run(task, "fold", partial(topic.settle, SETTLE_ROWS), topic)
-                if len(topic.memory.tail) > BACKLOG_ENTRIES:
-                    task.wake()
+            if topic.loaded:
+                self._settle(topic)
         if self._threads and task.is_due("stats", 1.0):
             began = self.clock.monotonic()
             task.run("stats", self.write_stats)
             task.put_off("stats", max(STATS_SHARE * (self.clock.monotonic() - began) - 1.0, 0.0))
+
+    def _settle(self, topic: TopicTiers) -> None:
+        """Decode and fold a slice of a topic, if it has one."""
+        if topic.keyed is not None or topic.memory.is_foldable():
+            self._run(self._fold, "fold", partial(topic.settle, SETTLE_ROWS), topic)
+            if len(topic.memory.tail) > BACKLOG_ENTRIES:
+                self._fold.wake()
 
     def move_once(self) -> None:
         """Flush where a signal fires, evict, release the log, merge small files."""
@@ -295,12 +300,7 @@ class Tiers:
         for topic in self.topics:
             if task.stopping:
                 return
-            failing = bool(task.errors or self._fold.errors)
-            if failing or self.disk.damage.damaged():
-                self._run(task, "rebuild", topic.repair, topic)
-            if failing or not topic.loaded:
-                self._run(task, "load", topic.ensure_loaded, topic)
-            self._run(task, "flush", partial(self.judge, topic), topic)
+            self._move_topic(topic)
         task.run("evict", self.evict_flushed)
         task.run("relieve", self.relieve)
         task.run("release", self.release)
@@ -310,12 +310,24 @@ class Tiers:
             task.run("cap", self.retention.check_cap)
             task.run("retention", self.retention.retain)
             task.run("deleted", self.retention.drop_deleted)
-            for topic in self.topics:
-                if task.stopping:
-                    return
-                self._run(task, "merge", partial(self.retention.merge, topic), topic)
+            self._merge_all()
         if task.is_due("scrub", min(self.disk.limits.scrub_interval_s / 10, 60.0)):
             task.run("scrub", self.disk.damage.scrub_once)
+
+    def _move_topic(self, topic: TopicTiers) -> None:
+        task = self._move
+        failing = bool(task.errors or self._fold.errors)
+        if failing or self.disk.damage.damaged():
+            self._run(task, "rebuild", topic.repair, topic)
+        if failing or not topic.loaded:
+            self._run(task, "load", topic.ensure_loaded, topic)
+        self._run(task, "flush", partial(self.judge, topic), topic)
+
+    def _merge_all(self) -> None:
+        for topic in self.topics:
+            if self._move.stopping:
+                return
+            self._run(self._move, "merge", partial(self.retention.merge, topic), topic)
 
     # -- memory → disk -----------------------------------------------------------------------------
 
@@ -351,15 +363,11 @@ class Tiers:
         """
         short = YELLOW_RATIO - 2 * HYSTERESIS_RATIO
         eager = self.pressure.level > 0 or self.pressure.usage_ratio >= short
-        before_us = self.clock.now_us() - int(self.settings.memory.retention_s * 1e6)
-        freed: list[int] = []
-
-        def evict(topic: TopicTiers) -> None:
-            freed.append(topic.evict(before_us=None if eager else before_us))
-
+        old_us = self.clock.now_us() - int(self.settings.memory.retention_s * 1e6)
         for topic in self.topics:
-            self._run(self._move, "evict", partial(evict, topic), topic)
-        if any(freed):
+            evict = partial(topic.evict, before_us=None if eager else old_us)
+            self._run(self._move, "evict", evict, topic)
+        if eager:
             self.pressure.refresh()
 
     def relieve(self) -> None:

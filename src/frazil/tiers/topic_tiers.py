@@ -145,22 +145,20 @@ class TopicTiers:
         if self.runtime.is_message:
             schema: pa.Schema = self.runtime.codec.schema
             return schema
-        found = self._schemas.get(version)
-        if found is None:
+        if version not in self._schemas:
             data = self.state.schemas.get(version)
             if data is None:
                 raise CorruptionError(
                     "the schema of stored records is lost", topic=self.name, schema=version
                 )
-            found = self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
-        return found
+            self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
+        return self._schemas[version]
 
     def partitioner(self, version: int, schema: pa.Schema) -> Partitioner:
         """Return the partitioner of one version of the columns."""
-        found = self._partitioners.get(version)
-        if found is None:
-            found = self._partitioners[version] = Partitioner(schema, self.state.spec.partition_by)
-        return found
+        if version not in self._partitioners:
+            self._partitioners[version] = Partitioner(schema, self.state.spec.partition_by)
+        return self._partitioners[version]
 
     def _hole(self, first: int, end: int) -> SpecialRange:
         """Return the range of offsets that the log has freed and no file holds.
@@ -289,11 +287,9 @@ class TopicTiers:
             # These batches may have either of the two versions: read them again.
             return
         self.memory.load(batches, start=self.memory.start, version=version)
-        if piece.offset_next <= self._load_at:
-            # Only declared gaps are left.
-            self._load_at = self._load_end
-        else:
-            self._load_at = piece.offset_next
+        # Without progress only declared gaps are left.
+        is_done = piece.offset_next <= self._load_at
+        self._load_at = self._load_end if is_done else piece.offset_next
 
     def _pass_damage(self, error: CorruptionError) -> None:
         """Continue after records that the log has lost; files record the loss, too."""
@@ -394,24 +390,31 @@ class TopicTiers:
         Returns:
             False if a damaged file prevents the fold. The changes are flushed all the same.
         """
-        memory, keyed = self.memory, self.keyed
-        folded = True
-        while True:
-            before = memory.settled, -1 if keyed is None else keyed.folded_to
-            try:
-                if keyed is not None and folded:
-                    keyed.fold(target, budget_rows=SLICE_ROWS)
-            except CorruptionError:
-                if not self.broken():
-                    raise
-                folded = False
-            memory.settle(target, budget_rows=SLICE_ROWS)
-            now = memory.settled, -1 if keyed is None else keyed.folded_to
-            if now == before:
-                return folded
-            if now[0] < target or (keyed is not None and now[1] < target):
+        folded, before, now = True, (-1, -1), self._settled_to()
+        while now != before:
+            before = now
+            folded = folded and self._fold_slice(target)
+            self.memory.settle(target, budget_rows=SLICE_ROWS)
+            now = self._settled_to()
+            if now != before and min(now) < target:
                 # Without a pause this thread takes the lock again before another one wakes up.
                 self._between_slices.wait(SLICE_PAUSE_S)
+        return folded
+
+    def _settled_to(self) -> tuple[int, int]:
+        """Return the offsets below which records are decoded, and folded if they have keys."""
+        settled = self.memory.settled
+        return settled, settled if self.keyed is None else self.keyed.folded_to
+
+    def _fold_slice(self, target: int) -> bool:
+        try:
+            if self.keyed is not None:
+                self.keyed.fold(target, budget_rows=SLICE_ROWS)
+        except CorruptionError:
+            if not self.broken():
+                raise
+            return False
+        return True
 
     def _rows(
         self, chunks: Sequence[Chunk], first: int, end: int, columns: Any
@@ -435,10 +438,8 @@ class TopicTiers:
 
     def _file_schema(self, columns: Any) -> pa.Schema:
         """Return the topic's columns of a file; changes may lack all but the key."""
-        if not self.keyed_topic:
-            schema: pa.Schema = columns.schema
-            return schema
-        return pa.schema(list(columns.keyed.schema)[:-2], metadata=columns.schema.metadata)
+        fields = list(columns.keyed.schema)[:-2] if self.keyed_topic else list(columns.schema)
+        return pa.schema(fields, metadata=columns.schema.metadata)
 
     def convert(self, version: int, batch: pa.RecordBatch, columns: Any) -> pa.RecordBatch:
         """Convert a batch from the version of its columns to the current one.
@@ -659,5 +660,4 @@ def _is_owned(condition: threading.Condition) -> bool:
 
 def _partitions(chunk: Chunk, partitioner: Partitioner) -> dict[str, int]:
     """Return how many records of a chunk are of each partition; counted once."""
-    found: dict[str, int] = chunk.cached("partitions", lambda: partitioner.counts(chunk.batch))
-    return found
+    return chunk.cached("partitions", lambda: partitioner.counts(chunk.batch))

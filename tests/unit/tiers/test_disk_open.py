@@ -236,7 +236,7 @@ def plan(known, unknown, *, start=0, missing=(), suspect=False):
     picture = TopicFiles(TOPIC, known, TopicMarks(start=start, flushed=flushed))
     on_disk = [file for file in (*known, *unknown) if file not in missing]
     sizes = {file.name: file.bytes for file in on_disk}
-    return plan_topic(picture, sizes, unknown, suspect=suspect)
+    return plan_topic(picture, sizes, unknown, suspect=suspect, unreadable={})
 
 
 def test_plan_takes_the_chain_that_reaches_furthest():

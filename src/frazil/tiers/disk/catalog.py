@@ -6,8 +6,8 @@ no more than ten. A change makes a new picture and swaps it.
 
 from __future__ import annotations
 
-import contextlib
 import posixpath
+import re
 import threading
 from bisect import bisect_left, bisect_right
 from functools import lru_cache
@@ -20,6 +20,7 @@ from frazil.errors import Closed, CorruptionError
 from frazil.fs import write_fully
 from frazil.log import forked
 from frazil.metadata import TRANSACTION_BYTES_MAX, Transaction, entries
+from frazil.offsets import RangeSet
 from frazil.struct_types import learnt
 from frazil.telemetry import warn
 from frazil.tiers.disk.format import (
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "/disk/"
 MARKS: Final = "state"
+ROWS_MAX: Final = 500
+"""One transaction forgets so many files."""
 ROWS_BYTES_MAX: Final = TRANSACTION_BYTES_MAX // 2
-_TOPIC_CHARACTERS: Final = 8
+_TOPIC: Final = re.compile(r"[0-9a-f]{8}\Z")
 
 
 class TopicMarks(msgspec.Struct, frozen=True, array_like=True):
@@ -108,7 +111,8 @@ class TopicFiles:
         self.gaps = tuple(sorted({gap for file in self.files for gap in file.ranges}))
         self._gap_firsts = [gap.first for gap in self.gaps]
         self.spans = tuple(_spans(self.files))
-        self.holes = tuple(_holes(self.spans, marks))
+        covered = RangeSet((span.first, span.end) for span in self.spans)
+        self.holes = covered.missing(marks.start, marks.flushed)
         self.size = sum(file.size for file in self.files)
 
     @property
@@ -173,16 +177,6 @@ def _spans(files: Sequence[DiskFile]) -> Iterator[Span]:
 
 def _range_key(ranged: tuple[int, int, DiskFile]) -> tuple[int, int, str]:
     return (ranged[0], ranged[1], ranged[2].name)
-
-
-def _holes(spans: Sequence[Span], marks: TopicMarks) -> Iterator[tuple[int, int]]:
-    reached = marks.start
-    for span in spans:
-        if span.first > reached:
-            yield (reached, span.first)
-        reached = max(reached, span.end)
-    if reached < marks.flushed:
-        yield (reached, marks.flushed)
 
 
 class DiskCatalog:
@@ -280,12 +274,12 @@ class DiskCatalog:
                 del self._pictures[topic]
             return picture
 
-    def forget(self, picture: TopicFiles, *, count: int = 500) -> None:
+    def forget(self, picture: TopicFiles) -> None:
         """Delete the rows of a dropped topic, its marks last."""
         self.check_owner()
         keys = [_key(picture.topic, name) for name in (*picture.by_name, MARKS)]
-        for first in range(0, len(keys), count):
-            self._store.commit(Transaction(deletes=tuple(keys[first : first + count])))
+        for first in range(0, len(keys), ROWS_MAX):
+            self._store.commit(Transaction(deletes=tuple(keys[first : first + ROWS_MAX])))
 
 
 def _key(topic: int, name: str) -> str:
@@ -336,12 +330,8 @@ class DiskDirectory:
 
     def topics(self) -> list[int]:
         """Return the topics that have a directory."""
-        found: list[int] = []
-        for name in self.file_system.list_directory(self._root):
-            with contextlib.suppress(ValueError):
-                if len(name) == _TOPIC_CHARACTERS:
-                    found.append(int(name, 16))
-        return found
+        names = self.file_system.list_directory(self._root)
+        return [int(name, 16) for name in names if _TOPIC.match(name)]
 
     def scan(self, topic: int) -> Scanned:
         """Return the contents of a topic's directory."""

@@ -9,6 +9,7 @@ import msgspec
 
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.telemetry import event, warn
+from frazil.tiers.disk.catalog import ROWS_MAX
 from frazil.tiers.disk.format import FileLabel, file_of, parse_name
 from frazil.tiers.disk.parquet import file_crc, read_facts
 from frazil.tiers.disk.plan import plan_topic
@@ -37,8 +38,6 @@ REBUILD_WAIT_S: Final = 5.0
 RETRY_S: Final = 60.0
 """The engine is asked at most this often to rebuild the same file."""
 ATTEMPTS_MAX: Final = 10
-ROWS_MAX: Final = 500
-"""One transaction forgets so many files."""
 
 
 # -- opening ---------------------------------------------------------------------------------------

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Self
+    from collections.abc import Callable, Iterable, Sequence
 
     from frazil.tiers.disk.format import DiskFile
 
 
-class FilesPin:
+def _key(file: DiskFile) -> tuple[int, str]:
+    return file.topic, file.name
+
+
+class FilesPin(AbstractContextManager["FilesPin"]):
     """Keeps the bytes of files in place until it is closed. A context manager."""
 
     def __init__(self, pins: FilePins, files: tuple[DiskFile, ...]) -> None:
@@ -27,9 +31,6 @@ class FilesPin:
         if self._open:
             self._open = False
             self._pins.unpin(self.files)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -53,44 +54,34 @@ class FilePins:
         """Keep files until the pin is closed."""
         pinned = tuple(files)
         with self._lock:
-            for file in pinned:
-                self._counts[file.topic, file.name] += 1
+            self._counts.update(map(_key, pinned))
         return FilesPin(self, pinned)
 
-    def unpin(self, files: Iterable[DiskFile]) -> None:
+    def unpin(self, files: Sequence[DiskFile]) -> None:
         """Unpin files; remove those that were retired meanwhile."""
         if os.getpid() != self._owner:
             # A forked child has copies of the pins; the files are its parent's.
             return
-        gone: list[DiskFile] = []
         with self._lock:
-            for file in files:
-                key = (file.topic, file.name)
-                self._counts[key] -= 1
-                if self._counts[key] <= 0:
-                    del self._counts[key]
-                    retired = self._retired.pop(key, None)
-                    if retired is not None:
-                        gone.append(retired)
+            # Subtracting drops the files without a pin.
+            self._counts -= Counter(map(_key, files))
+            free = [key for key in map(_key, files) if key not in self._counts]
+            gone = [self._retired.pop(key) for key in free if key in self._retired]
         for file in gone:
             self._remove(file)
 
-    def retire(self, files: Iterable[DiskFile]) -> None:
+    def retire(self, files: Sequence[DiskFile]) -> None:
         """Remove files that are no longer registered, now or when their last pin is closed."""
-        gone: list[DiskFile] = []
         with self._lock:
-            for file in files:
-                key = (file.topic, file.name)
-                if self._counts.get(key):
-                    self._retired[key] = file
-                else:
-                    gone.append(file)
-        for file in gone:
-            self._remove(file)
+            kept = {_key(file): file for file in files if self.pinned(file)}
+            self._retired |= kept
+        for file in files:
+            if _key(file) not in kept:
+                self._remove(file)
 
     def pinned(self, file: DiskFile) -> bool:
         """Tell whether a file is pinned."""
-        return bool(self._counts.get((file.topic, file.name)))
+        return _key(file) in self._counts
 
     @property
     def retired_bytes(self) -> int:
@@ -99,7 +90,7 @@ class FilePins:
             return sum(file.size for file in self._retired.values())
 
 
-class HistoryPin:
+class HistoryPin(AbstractContextManager["HistoryPin"]):
     """A reader's claim on a topic's records from an offset on, in memory only."""
 
     def __init__(self, forget: Callable[[HistoryPin], None], topic: int, offset: int) -> None:
@@ -112,9 +103,6 @@ class HistoryPin:
 
     def close(self) -> None:
         self._forget(self)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

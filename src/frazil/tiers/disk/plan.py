@@ -6,8 +6,9 @@ may be the only copy of a record is never removed. `docs/internals/disk.md` has 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import attrs
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from frazil.tiers.disk.catalog import TopicFiles
 
 _SetKey = tuple[int, int, str]
+_first = attrgetter("first")
 
 
 class FoundSet(NamedTuple):
@@ -31,6 +33,11 @@ class FoundSet(NamedTuple):
     files: tuple[DiskFile, ...]
     whole: bool
     """All of its files are there."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the files."""
+        return [file.name for file in self.files]
 
 
 @attrs.define
@@ -78,7 +85,7 @@ def plan_topic(
     unknown: Sequence[DiskFile],
     *,
     suspect: bool,
-    unreadable: Mapping[str, str] | None = None,
+    unreadable: Mapping[str, str],
 ) -> OpenPlan:
     """Decide what to do with a topic's files.
 
@@ -90,7 +97,7 @@ def plan_topic(
         unreadable: unknown files without a readable footer, with the reason.
     """
     plan = OpenPlan()
-    damaged_sets = _put_unreadable_aside(plan, unreadable or {}, unknown)
+    damaged_sets = _put_unreadable_aside(plan, unreadable, unknown)
     held, broken = _Held(), _Held()
     for found in sets_of(known.files):
         (broken if any(_fault(file, sizes) for file in found.files) else held).add(found)
@@ -100,23 +107,28 @@ def plan_topic(
             # All its files existed: it may have been registered, and the log may have freed it.
             _put_aside(plan, found, "a file of its set cannot be read")
         elif found.end <= known.start or held.covers(found):
-            plan.unlink += [file.name for file in found.files]
+            plan.unlink += found.names
         elif found.whole:
             candidates.append(found)
         elif suspect:
             _put_aside(plan, found, "a file of its set is missing")
         else:
             # It was never registered: the log still has the range.
-            plan.unlink += [file.name for file in found.files]
+            plan.unlink += found.names
     _adopt(plan, held, broken, candidates)
+    _settle_broken(plan, held, broken, sizes)
+    return plan
+
+
+def _settle_broken(plan: OpenPlan, held: _Held, broken: _Held, sizes: Mapping[str, int]) -> None:
+    """Plan for registered sets with a fault: forgotten where others hold their range."""
     for found in broken.sets:
         if held.covers(found):
             plan.forget += found.files
-            plan.unlink += [file.name for file in found.files if file.name in sizes]
+            plan.unlink += [name for name in found.names if name in sizes]
         else:
             faults = {file.name: _fault(file, sizes) for file in found.files}
             plan.damaged.update({name: fault for name, fault in faults.items() if fault})
-    return plan
 
 
 def _put_unreadable_aside(
@@ -163,7 +175,7 @@ def _adopt(plan: OpenPlan, held: _Held, broken: _Held, candidates: Sequence[Foun
         if found.id in adopted:
             continue
         if held.covers(found):
-            plan.unlink += [file.name for file in found.files]
+            plan.unlink += found.names
         else:
             _put_aside(plan, found, "its range is held in part by another set")
 
@@ -185,7 +197,7 @@ def _chain(candidates: Sequence[FoundSet]) -> list[FoundSet]:
 
 
 def _put_aside(plan: OpenPlan, found: FoundSet, reason: str) -> None:
-    plan.quarantine.update({file.name: reason for file in found.files})
+    plan.quarantine.update(dict.fromkeys(found.names, reason))
 
 
 class _Held:
@@ -193,18 +205,14 @@ class _Held:
 
     def __init__(self) -> None:
         self.sets: list[FoundSet] = []
-        self._firsts: list[int] = []
 
     def add(self, found: FoundSet) -> None:
-        index = bisect_left(self._firsts, found.first)
-        self.sets.insert(index, found)
-        self._firsts.insert(index, found.first)
+        insort(self.sets, found, key=_first)
 
     def replace(self, found: FoundSet) -> None:
         """Replace the sets that a set overlaps."""
         low, high = self._between(found)
         self.sets[low:high] = [found]
-        self._firsts[low:high] = [found.first]
 
     def overlapping(self, found: FoundSet) -> list[FoundSet]:
         low, high = self._between(found)
@@ -220,7 +228,7 @@ class _Held:
         return reached >= found.end
 
     def _between(self, found: FoundSet) -> tuple[int, int]:
-        low = bisect_right(self._firsts, found.first)
+        low = bisect_right(self.sets, found.first, key=_first)
         if low and self.sets[low - 1].end > found.first:
             low -= 1
-        return low, max(low, bisect_left(self._firsts, found.end))
+        return low, max(low, bisect_left(self.sets, found.end, key=_first))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +19,15 @@ from frazil.model import OP_DELETE, OP_UPSERT
 from frazil.schema import KeyShape
 from frazil.tiers.chunk import chunk_of_entry
 from frazil.tiers.keys.deletion_vectors import DeletionVectors, fold_rows
-from frazil.tiers.keys.index import CODE_SHIFT, OP_MASK, UNKNOWN, Found, KeyIndex, UnflushedKeys
+from frazil.tiers.keys.index import (
+    CODE_SHIFT,
+    OP_MASK,
+    UNKNOWN,
+    Found,
+    KeyIndex,
+    UnflushedKeys,
+    entry_offset,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +51,6 @@ _ABSENT: Final = (-1 << CODE_SHIFT) | OP_DELETE
 """The code of a key without a change: a delete before the first offset."""
 
 _chunk_offset = attrgetter("offset")
-_entry_offset = itemgetter(0)
 
 
 class Image(NamedTuple):
@@ -85,12 +92,11 @@ class KeyedState:
 
     def shape_of(self, version: int) -> KeyShape:
         """Return the key's shape under one schema version."""
-        shape = self._shapes.get(version)
-        if shape is None:
+        if version not in self._shapes:
             state = self.memory.state
             schema = pa.ipc.read_schema(pa.py_buffer(state.schemas[version]))
-            shape = self._shapes[version] = KeyShape(schema, state.spec.primary_key)
-        return shape
+            self._shapes[version] = KeyShape(schema, state.spec.primary_key)
+        return self._shapes[version]
 
     @property
     def shape(self) -> KeyShape:
@@ -296,7 +302,7 @@ class KeyedState:
     def _tail_image(self, offset: int) -> Image | None:
         """Return the row at an offset if the tail has it; works on a copy, without the lock."""
         tail = self.memory.tail.copy()
-        number = bisect_right(tail, offset, key=_entry_offset) - 1
+        number = bisect_right(tail, offset, key=entry_offset) - 1
         entry = tail[number] if number >= 0 else None
         if entry is None or entry.records is None or offset >= entry.offset + entry.count:
             return None

@@ -37,7 +37,7 @@ UNKNOWN: Final = -1
 CHANGES_MAX: Final = 8192
 """`UnflushedKeys` holds about so many changes; more are worth a fold."""
 
-_entry_offset = itemgetter(0)
+entry_offset = itemgetter(0)
 
 
 class Found(NamedTuple):
@@ -157,7 +157,7 @@ class UnflushedKeys:
         # An entry becomes part of a chunk before it leaves the tail: the copy has all that follow.
         if memory.settled > first:
             return False
-        number = max(bisect_right(tail, first, key=_entry_offset) - 1, 0)
+        number = max(bisect_right(tail, first, key=entry_offset) - 1, 0)
         for entry in tail[number:]:
             offset, count = entry[0], entry[1]
             if offset >= end:

@@ -85,15 +85,8 @@ class KeyLookup:
         """Return rows with `_offset` and `_time`, for SQL; as they were before an offset."""
         codec = self._codec
         end = self.refresh() if before is None else before
-        result: list[dict[str, Any] | None] = []
-        for key in keys:
-            found = self.stored(codec.key_of(key), codec, before=end)
-            if found is None:
-                result.append(None)
-                continue
-            time = _EPOCH + dt.timedelta(microseconds=found.time_us)
-            result.append({"_offset": found.offset, "_time": time, **_as_dict(found, codec)})
-        return result
+        found = [self.stored(codec.key_of(key), codec, before=end) for key in keys]
+        return [None if row is None else _with_system(row, codec) for row in found]
 
     def row_before(self, key: Key, offset: int, schema: pa.Schema) -> dict[str, Any] | None:
         """Return the row that a key had before an offset, under the columns of a schema."""
@@ -194,6 +187,11 @@ def _under(batch: pa.RecordBatch, fields: Iterable[pa.Field], *system: str) -> p
         arrays.append(batch.column(name))
         found.append(batch.schema.field(name))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(found))
+
+
+def _with_system(row: StoredRow, codec: ChangeCodec) -> dict[str, Any]:
+    time = _EPOCH + dt.timedelta(microseconds=row.time_us)
+    return {"_offset": row.offset, "_time": time, **_as_dict(row, codec)}
 
 
 def _as_dict(row: StoredRow, codec: ChangeCodec) -> dict[str, Any]:
