@@ -24,6 +24,7 @@ from frazil.query.relations import (
     topic_relation,
 )
 from frazil.query.result import BATCH_ROWS, Result, Stream
+from frazil.query.snapshots import EngineSnapshot
 from frazil.query.tables import catalog_table
 from frazil.query.views import LOG_SUFFIX, ChunkView
 from frazil.topic import watching
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from frazil.clock import Clock
     from frazil.query.plan import Plan
-    from frazil.query.snapshots import EngineSnapshot, EngineSources
+    from frazil.query.snapshots import EngineSources
     from frazil.query.views import TopicName
 
 _MESSAGE_CHARACTERS_MAX: Final = 2_000
@@ -42,17 +43,17 @@ RETRY_AFTER_MS: Final = 1_000
 
 
 def query_failure(
-    error: duckdb.Error | OSError, *, stopped: FrazilError | None, files: Iterable[str] = ()
+    error: duckdb.Error | OSError, *, lease: Lease, files: Iterable[str]
 ) -> FrazilError:
     """Return the error to raise for one of DuckDB's.
 
-    `stopped` is why the query was interrupted, if it was; an error that tells of one of `files`
-    is damage, not a mistake in the statement. While a result is read Arrow hands DuckDB's errors
+    The lease has why the query was interrupted, if it was; an error that names one of `files` is
+    damage, not a mistake in the statement. While a result is read Arrow hands DuckDB's errors
     on as `OSError`, with the same text.
     """
     text = str(error)
-    if stopped is not None:
-        return stopped
+    if lease.stopped is not None:
+        return lease.stopped
     for path in files:
         if path in text:
             return CorruptionError("a file of the disk tier cannot be read", file=path, cause=text)
@@ -97,6 +98,7 @@ class TableRead:
 
     use: PlannedUse
     limits: Limits
+    snapshots: Sequence[EngineSnapshot]
     chunks: list[ChunkView] = field(factory=list)
     files: list[WarmFile] = field(factory=list)
     keys: int | None = None
@@ -130,15 +132,15 @@ def prepare(
         if use.info is None:
             relations.append(" ".join(("SELECT * FROM", tables.add(catalog(use.catalog)))))
             continue
-        read = TableRead(use, limits_of(use.conditions, values, folded))
+        read = TableRead(use, limits_of(use.conditions, values, folded), snapshots[use.topic])
         reads.append(read)
         if use.described:
             relations.append(empty_relation(use.columns))
             continue
-        relation = _looked_up(read, snapshots[use.topic], values, folded, tables)
+        relation = _looked_up(read, values, folded, tables)
         if relation is None:
             relation, read.chunks, read.files = topic_relation(
-                snapshots[use.topic],
+                read.snapshots,
                 use.columns,
                 read.limits,
                 tables,
@@ -150,24 +152,8 @@ def prepare(
     return Prepared(plan.text(relations), tables, reads, paths)
 
 
-def found_rows(
-    keys: Sequence[tuple[Any, ...]], snapshots: Sequence[EngineSnapshot]
-) -> list[FoundRow]:
-    """Look keys up in all parts of a topic."""
-    return [
-        FoundRow(snapshot, row)
-        for snapshot in snapshots
-        for row in (snapshot.get_many(keys) if keys else ())
-        if row is not None
-    ]
-
-
 def _looked_up(
-    read: TableRead,
-    snapshots: Sequence[EngineSnapshot],
-    values: Mapping[str, Any],
-    folded: Sequence[Any],
-    tables: ArrowTables,
+    read: TableRead, values: Mapping[str, Any], folded: Sequence[Any], tables: ArrowTables
 ) -> str | None:
     """Return the relation of the rows that the conditions name by key, None if they do not."""
     if read.use.key is None:
@@ -176,58 +162,53 @@ def _looked_up(
     if keys is None:
         return None
     read.keys = len(keys)
-    read.found = found_rows(keys, snapshots)
+    read.found = [
+        FoundRow(snapshot, row)
+        for snapshot in read.snapshots
+        for row in (snapshot.get_many(keys) if keys else ())
+        if row is not None
+    ]
     rows = [(found.snapshot.part, found.row) for found in read.found]
     return lookup_relation(rows, read.use.columns, tables)
 
 
-def explained_scan(
-    plan: Plan,
-    prepared: Prepared,
-    snapshots: Mapping[TopicName, Sequence[EngineSnapshot]],
-    text: str,
-) -> dict[str, Any]:
+def explained_scan(plan: Plan, prepared: Prepared, text: str) -> dict[str, Any]:
     """Describe a query that DuckDB runs; `text` is its plan."""
-    tables = [_table(read, snapshots[read.use.topic]) for read in prepared.reads]
+    tables = [_table(read) for read in prepared.reads]
     catalog = [use.catalog for use in plan.uses if use.catalog]
     by_key = bool(prepared.reads) and all(read.keys is not None for read in prepared.reads)
     path = "index" if by_key and not catalog else "scan"
     return {"path": path, "tables": tables, "catalog": catalog, "plan": text}
 
 
-def _table(read: TableRead, snapshots: Sequence[EngineSnapshot]) -> dict[str, Any]:
-    use = read.use
+def _table(read: TableRead) -> dict[str, Any]:
+    use, snapshots = read.use, read.snapshots
     namespace, name = use.topic
+    chunks = [_sizes(chunk) for snapshot in snapshots for chunk in snapshot.chunks]
     found: dict[str, Any] = {
         "topic": f"/{namespace}/{name}",
         "view": name + LOG_SUFFIX if use.log else name,
         "log": use.log,
         "columns": [column.name for column in use.columns],
         "conditions": read.limits.describe(),
-        "snapshot": [
-            {"part": snapshot.part, "end": snapshot.end, "cut": snapshot.cut}
-            for snapshot in snapshots
-        ],
-        "memory": _facts(
-            "chunks",
-            [_sizes(chunk) for snapshot in snapshots for chunk in snapshot.chunks],
-            [_sizes(chunk) for chunk in read.chunks],
-        ),
-        "disk": _facts(
-            "files",
-            [
-                (file.rows, file.bytes)
-                for snapshot in snapshots
-                for file in snapshot.files
-                if file.offset_first < snapshot.cut
-            ],
-            [(warm.file.rows, warm.file.bytes) for warm in read.files],
-        )
-        | {"names_read": [warm.file.name for warm in read.files]},
+        "snapshot": [{"part": each.part, "end": each.end, "cut": each.cut} for each in snapshots],
+        "memory": _facts("chunks", chunks, [_sizes(chunk) for chunk in read.chunks]),
+        "disk": _disk_facts(read),
     }
     if read.keys is not None:
         found |= _lookup_facts(read.keys, read.found)
     return found
+
+
+def _disk_facts(read: TableRead) -> dict[str, Any]:
+    files = [
+        (file.rows, file.bytes)
+        for snapshot in read.snapshots
+        for file in snapshot.files
+        if file.offset_first < snapshot.cut
+    ]
+    facts = _facts("files", files, [(warm.file.rows, warm.file.bytes) for warm in read.files])
+    return facts | {"names_read": [warm.file.name for warm in read.files]}
 
 
 def _sizes(chunk: ChunkView) -> tuple[int, int]:
@@ -275,8 +256,6 @@ def _lookup_facts(keys: int, found: Sequence[FoundRow]) -> dict[str, Any]:
 
 
 _HUGE: Final = frozenset({"HUGEINT", "UHUGEINT"})
-
-Snapshots = Mapping["TopicName", Sequence["EngineSnapshot"]]
 
 
 class QueryEngine:
@@ -345,14 +324,14 @@ class QueryEngine:
                 return found
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
         self._admit()
-        run = _Run(self._pool, self._pool.enter(sql, timeout_s))
+        lease = self._pool.enter(sql, timeout_s)
         try:
             if on_begin is not None:
-                on_begin(run.lease.id)
-            prepared = self._prepare(run, plan, values, at)
-            return self._result(run, prepared, params)
+                on_begin(lease.id)
+            prepared = self._prepare(lease, plan, values, at)
+            return self._result(lease, prepared, params)
         except BaseException:
-            run.release()
+            self._pool.release(lease)
             raise
 
     def explain(
@@ -376,13 +355,13 @@ class QueryEngine:
         params = settled_params(params)
         values = plan.bind(params)
         at = {"as_of_offset": as_of_offset, "as_of_time": as_of_time, "min_offset": min_offset}
-        run = _Run(self._pool, self._pool.enter(sql, timeout_s))
+        lease = self._pool.enter(sql, timeout_s)
         try:
-            prepared = self._prepare(run, plan, values, at)
-            text = self._guarded(run, lambda: _explain_text(run.lease, prepared, params))
-            return explained_scan(plan, prepared, run.snapshots, text)
+            prepared = self._prepare(lease, plan, values, at)
+            text = self._guarded(prepared, lease, lambda: _explain_text(lease, prepared, params))
+            return explained_scan(plan, prepared, text)
         finally:
-            run.release()
+            self._pool.release(lease)
 
     def bytes_ahead(self) -> int:
         """Return the bytes of results that were read ahead and are still held."""
@@ -406,27 +385,28 @@ class QueryEngine:
         self._plans.close()
 
     def _prepare(
-        self, run: _Run, plan: Plan, values: Mapping[str, Any], at: Mapping[str, Any]
+        self, lease: Lease, plan: Plan, values: Mapping[str, Any], at: Mapping[str, Any]
     ) -> Prepared:
         """Wait for offsets, then for a slot, take the snapshots and make the relations."""
-        wanted, min_offset, lease = plan.wanted(), at["min_offset"], run.lease
+        wanted, min_offset = plan.wanted(), at["min_offset"]
         if min_offset is not None:
             with watching(self._late(lease.begun, lease.deadline, lease.check)):
                 self._sources.wait(wanted, min_offset)
         self._pool.admit(lease)
         with watching(lease.check):
-            run.snapshots = self._sources.snapshot(wanted, **at)
+            snapshots = self._sources.snapshot(wanted, **at)
+            for parts in snapshots.values():
+                lease.pins += parts
             lease.check()
             folded = _fold(plan, values, lease)
             prepared = prepare(
                 plan,
                 values,
                 folded,
-                run.snapshots,
+                snapshots,
                 prefix=self._prefix,
                 catalog=lambda name: catalog_table(name, self._sources.topics()),
             )
-        run.files = prepared.paths
         for name, table in prepared.tables.tables.items():
             lease.connection.register(name, table)
         lease.check()
@@ -469,69 +449,47 @@ class QueryEngine:
 
         return late
 
-    def _result(self, run: _Run, prepared: Prepared, params: object) -> Result:
-        connection = run.lease.connection
-        done = self._guarded(run, lambda: connection.execute(prepared.text, params or None))
+    def _result(self, lease: Lease, prepared: Prepared, params: object) -> Result:
+        done = self._guarded(
+            prepared, lease, lambda: lease.connection.execute(prepared.text, params or None)
+        )
         integers = frozenset(
             index for index, column in enumerate(done.description) if str(column[1]) in _HUGE
         )
-        reader = self._guarded(run, lambda: done.to_arrow_reader(BATCH_ROWS))
-        stream = Stream(reader, run.failure, run.release, self._pool.defer)
-        query_id = run.lease.id
-        forget = partial(self._ahead.pop, query_id, None)
+        reader = self._guarded(prepared, lease, lambda: done.to_arrow_reader(BATCH_ROWS))
+        failure = partial(query_failure, lease=lease, files=prepared.paths)
+        stream = Stream(reader, failure, partial(self._pool.release, lease), self._pool.defer)
+        forget = partial(self._ahead.pop, lease.id, None)
         batches = []
         size = 0
         try:
             while size <= self._bytes_ahead and (batch := stream.read()) is not None:
                 batches.append(batch)
                 size += batch.nbytes
-                self._ahead[query_id] = size
+                self._ahead[lease.id] = size
         except BaseException:
             forget()
             raise
         left = None if stream.closed else stream
         if left is not None:
-            run.lease.on_stop = left.close_if_idle
+            lease.on_stop = left.close_if_idle
         return Result(
             stream.schema,
             batches,
             stream=left,
-            why_stopped=lambda: run.lease.stopped,
+            why_stopped=lambda: lease.stopped,
             integers=integers,
             forget=forget,
         )
 
-    def _guarded(self, run: _Run, work: Callable[[], Any]) -> Any:
+    def _guarded(self, prepared: Prepared, lease: Lease, work: Callable[[], Any]) -> Any:
         """Do something in DuckDB; its errors become ours."""
         import duckdb
 
         try:
             return work()
         except (duckdb.Error, OSError) as error:
-            raise run.failure(error) from error
-
-
-class _Run:
-    """One query on its way: what must be released whatever happens."""
-
-    def __init__(self, pool: Pool, lease: Lease) -> None:
-        self.lease = lease
-        self.snapshots: Snapshots = {}
-        self.files: list[str] = []
-        self._pool = pool
-
-    def failure(self, error: Any) -> FrazilError:
-        return query_failure(error, stopped=self.lease.stopped, files=self.files)
-
-    def release(self) -> None:
-        """Unpin what the query read and free its slot."""
-        snapshots, self.snapshots = self.snapshots, {}
-        try:
-            for parts in snapshots.values():
-                for snapshot in parts:
-                    snapshot.close()
-        finally:
-            self._pool.release(self.lease)
+            raise query_failure(error, lease=lease, files=prepared.paths) from error
 
 
 def _fold(plan: Plan, values: Mapping[str, Any], lease: Lease) -> list[Any]:

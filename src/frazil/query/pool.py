@@ -170,6 +170,8 @@ class Lease:
         """DuckDB's, from `Pool.admit` on."""
         self.stopped: FrazilError | None = None
         self.on_stop: Callable[[], None] | None = None
+        self.pins: list[Any] = []
+        """What the query reads; closed when it ends."""
         self._lock = threading.Lock()
         self._released = False
 
@@ -268,12 +270,15 @@ class Pool:
 
     def release(self, lease: Lease) -> None:
         """End a lease; a second call does nothing."""
-        if lease.end():
-            with self._lock:
-                self._entered.pop(lease.id, None)
-                self._running.pop(lease.id, None)
-            if lease.connection is not None:
-                self._slots.release()
+        if not lease.end():
+            return
+        with self._lock:
+            self._entered.pop(lease.id, None)
+            self._running.pop(lease.id, None)
+        if lease.connection is not None:
+            self._slots.release()
+        for pin in lease.pins:
+            pin.close()
 
     def running(self) -> list[RunningQuery]:
         """Return the queries that run now, oldest first."""

@@ -40,12 +40,12 @@ class Stream:
         self._release = release
         self._defer = defer
         self._lock = threading.RLock()
-        self._closed = False
+        self.closed = False
 
     def read(self) -> pa.RecordBatch | None:
         """Return the next batch; None at the end, when everything is free again."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return None
             try:
                 return self._reader.read_next_batch()
@@ -59,9 +59,9 @@ class Stream:
     def close(self) -> None:
         """Let go of the query. A second call does nothing."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
             self._reader.close()
             self._release()
 
@@ -78,12 +78,8 @@ class Stream:
 
         For finalizers: they run anywhere, also where a lock is held that closing needs.
         """
-        if not self._closed:
+        if not self.closed:
             self._defer(self.close)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
 
 class Result:
@@ -123,13 +119,10 @@ class Result:
 
         `schema` is what a scan would give, `types` are the types that the values have.
         """
-        if any(map(_is_finer, types)):
-            columns = list(zip(*rows, strict=True)) or [()] * len(types)
-            table = _arrow_of(columns, types, schema)
-            return cls(schema, table.to_batches())
         result = cls(schema)
-        result._types = types
-        result._rows = rows
+        result._types, result._rows = types, rows
+        if any(map(_is_finer, types)):
+            result._batches, result._rows = result.arrow().to_batches(), None
         return result
 
     @property
@@ -141,12 +134,10 @@ class Result:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows as Arrow batches; a large result is not kept."""
         self._check_open()
-        if self._rows is not None:
-            yield from self._arrow_of_rows().to_batches()
+        if self._stream is None:
+            yield from self.arrow().to_batches()
             return
         yield from self._batches
-        if self._stream is None:
-            return
         self._consumed = True
         while (batch := self._next()) is not None:
             yield batch
@@ -235,9 +226,14 @@ class Result:
             raise InvalidRequest("a large result can be read once, run the query again")
 
     def _arrow_of_rows(self) -> pa.Table:
+        """Return rows that were looked up as the table that a scan would give."""
         assert self._rows is not None
         columns = list(zip(*self._rows, strict=True)) or [()] * len(self.schema)
-        return _arrow_of(columns, self._types, self.schema)
+        arrays = [
+            pa.array(values, data_type).cast(field.type, safe=False)
+            for values, data_type, field in zip(columns, self._types, self.schema, strict=True)
+        ]
+        return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def _to_rows(self, table: pa.Table) -> list[tuple[Any, ...]]:
         columns = [_values(column) for column in table.columns]
@@ -259,17 +255,6 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 def _integer(value: Decimal | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _arrow_of(
-    columns: Sequence[Sequence[Any]], types: Sequence[pa.DataType], schema: pa.Schema
-) -> pa.Table:
-    """Return columns of Python values as the table that a scan would give."""
-    arrays = [
-        pa.array(values, data_type).cast(field.type, safe=False)
-        for values, data_type, field in zip(columns, types, schema, strict=True)
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _is_finer(data_type: pa.DataType) -> bool:
