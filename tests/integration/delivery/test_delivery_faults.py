@@ -153,7 +153,7 @@ def test_a_store_that_is_away_uses_no_attempt_up(tmp_path, poison):
     run(tmp_path, work)
 
 
-def test_a_store_that_is_away_is_told_once(tmp_path, caplog):
+def test_stats_report_a_store_that_is_away_once(tmp_path, caplog):
     """However often it is asked: many subscriptions must not fill a log while a store is away."""
 
     async def work(db, deliveries, _settings):
