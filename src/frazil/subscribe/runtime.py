@@ -57,8 +57,8 @@ class Subscribing:
     ) -> None:
         """Use subscriptions that are at work already: a broker's. Call it in the loop's thread.
 
-        `settings` are loaded. Whoever made them closes them, before the engine. Those of another
-        broker are replaced.
+        `settings` are loaded. The caller closes both, before the engine. Those of another broker are
+        replaced.
 
         Raises:
             InvalidRequest: if the program has subscribed already, in a thread of its own.
@@ -240,7 +240,7 @@ def _tell(done: Future[Any], ended: asyncio.Task[Any]) -> None:
 
 
 async def _wind_up(deliveries: Deliveries) -> None:
-    """End everything, calls under way included: whoever waits for them is answered."""
+    """End everything and answer the calls under way."""
     await deliveries.close()
     calls = asyncio.all_tasks() - {asyncio.current_task()}
     for call in calls:

@@ -127,7 +127,7 @@ class SubscriptionSettings:
     def change(
         self, uid: str, name: str, *, names_max: int | None = None, **changes: Any
     ) -> Stored:
-        """Set some fields of `Stored` and keep the others, whoever sets those at the same time.
+        """Set some fields of `Stored` and keep the others, also those that other calls set meanwhile.
 
         Durable on return, which is what counts then. Raises as `put` does, and
 
@@ -153,7 +153,7 @@ class SubscriptionSettings:
         with self._lock:
             if (uid, name) in self._stored:
                 self._engine.states.delete(StateTag.SUBSCRIPTION, _key(uid, name))
-                # Whoever deletes the topic forgets them all, without waiting for this lock.
+                # A deletion of the topic forgets them all, without waiting for this lock.
                 self._stored.pop((uid, name), None)
 
     def forget_topic(self, uid: str) -> None:

@@ -142,7 +142,7 @@ class Delivery:
 
         Raises:
             Conflict: if the delivery is over: its time was up, it was given back, its stream was
-                closed, or the subscription was reset. The record comes again, to whom it may.
+                closed, or the subscription was reset. The record is delivered again.
             NotFound: if the topic or the subscription is gone.
             Unavailable: if the disk failed; whether it is settled is not known then.
             Closed: if the engine is closed.
@@ -478,7 +478,7 @@ def _answer_nack(delivery: Delivery, done: Answer, error: FrazilError | None) ->
 
 def _answer() -> tuple[Future[None], Answer]:
     answer: Future[None] = Future()
-    # Whoever waits for it under asyncio may be cancelled; the answer comes all the same.
+    # An asyncio task that waits for it may be cancelled; the answer comes all the same.
     answer.set_running_or_notify_cancel()
 
     def done(error: FrazilError | None) -> None:

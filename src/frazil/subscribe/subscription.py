@@ -719,7 +719,7 @@ class Subscription:
             call()
 
     def end(self, error: FrazilError) -> None:
-        """End for good: consumers are told, and calls that wait get the error."""
+        """End for good: consumers and calls that wait get the error."""
         if self.end_error is not None:
             return
         self.end_error = error

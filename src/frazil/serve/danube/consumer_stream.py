@@ -2,8 +2,8 @@
 
 A record's bytes are made once, however many subscriptions it goes to; a batch is one write. The
 stream asks for as much as a stream may have queued, twice as much once its client has shown that it
-reads, and for all of that again after every write that left room: whatever a subscription reckons
-for a record, a stream with room is never without. When the client does not keep up it asks for
+reads, and for all of that again after every write that left room: however a subscription counts
+a record, a stream with room gets records. When the client does not keep up it asks for
 nothing more until there is room again, so that what waits for a slow client is bounded.
 """
 
@@ -92,7 +92,7 @@ class ConsumerStream:
         is_gone = isinstance(error, NotFound)
         self._over(is_gone=is_gone)
         if is_gone:
-            # A clean end; who opens the stream again is told that there is no such consumer.
+            # A clean end: the client opens the stream again and learns that the consumer is gone.
             self.call.finish(Code.OK)
         else:
             self.call.fail(*status_of(error))

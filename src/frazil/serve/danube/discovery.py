@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["SEGMENTS_MAX", "Discovery"]
 
 SEGMENTS_MAX: Final = 10_000
-"""So many objects are listed at once; whoever asks again behind the last gets the next."""
+"""Objects in one answer; a request after the last of them gets the next."""
 
 
 class Discovery:
@@ -52,7 +52,7 @@ class Discovery:
         self._objects = objects
         self._url = url
         self.is_closing = False
-        """Whether clients are told to go: they ask before they notice."""
+        """Whether health checks answer CLOSE, so that clients set themselves up elsewhere."""
 
     def look_up(self, call: Call, message: bytes) -> None:
         """Answer TopicLookup: every topic that exists is here."""
@@ -95,8 +95,8 @@ class Discovery:
     def segments(self, call: Call, message: bytes) -> None:
         """Answer ListSegmentDescriptors: the registered objects that reach beyond `after_offset`.
 
-        Offsets are those of records, the last one included: whoever has read up to one asks for
-        what lies behind it. A client that has read nothing asks with 0, so 0 leaves nothing out.
+        Offsets are those of records, the last one included: a client sends the last offset that it
+        has read. One that has read nothing sends 0, so 0 leaves nothing out.
         """
         request = parse_request(ListSegmentDescriptorsRequest, message)
         topic = self._topics.find(checked_topic(request.topic))

@@ -313,7 +313,7 @@ class Producers:
 
     def _send_checked(self, target: _Target, record: Message, publishing: Publishing) -> None:
         """Publish a record if the topic's schema lets it."""
-        # A record that is too large is told so, whatever is in it.
+        # The size is checked before the schema: the error of a large record names its size.
         check_record(target.runtime, record)
 
         def go_on(refusal: Exception | None) -> None:

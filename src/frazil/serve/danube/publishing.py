@@ -93,7 +93,7 @@ class _Batch:
         self.bytes_max = runtime.settings.log.write_bytes_max
         self.records: list[Message] = []
         self.answers: list[tuple[Call, bytes] | RunPart] = []
-        """Who waits, in the order of the records."""
+        """The calls that wait, in the order of the records."""
 
     def entry(self) -> Entry:
         """Return what the journal's queue takes."""

@@ -33,8 +33,8 @@ class Services:
 
     Args:
         engine: the open engine; it stays the caller's.
-        addresses: `advertised_url` is what lookups answer, `admin_url` and `http_url` are told to
-            administrators.
+        addresses: lookups answer `advertised_url`; the admin calls also list `admin_url` and
+            `http_url`.
     """
 
     def __init__(self, engine: Engine, *, addresses: Mapping[str, str]) -> None:

@@ -110,8 +110,8 @@ RPCS: Final[Mapping[str, Rpc]] = MappingProxyType(
                 "RegisterSchema": _act(
                     schema.RegisterSchemaRequest, _PRODUCE, "subject", "subject"
                 ),
-                # A consumer has only the id of a schema, so schemas can be read by whoever has
-                # anything granted; docs/security.md says so.
+                # A consumer has only the id of a schema, so any grant is enough to read schemas;
+                # docs/security.md says so.
                 "GetSchema": _rpc(schema.GetSchemaRequest, None, "anything"),
                 "GetLatestSchema": _rpc(schema.GetLatestSchemaRequest, None, "anything"),
                 "ListVersions": _rpc(schema.ListVersionsRequest, None, "anything"),

@@ -36,7 +36,7 @@ class Topics:
         self._making = asyncio.Lock()
         self._complete()
         self.on_released: Callable[[str], None] | None = None
-        """Told the name of a topic whose producers have to come again."""
+        """Called with the name of a topic whose producers have to come again."""
 
     def _complete(self) -> None:
         states = self._engine.states

@@ -105,7 +105,7 @@ class Unreliable:
         return sorted(self._topics.get(topic, ()))
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return what is told of all subscriptions, ready for JSON."""
+        """Return the state of all subscriptions, ready for JSON."""
         return [each.facts() for some in self._topics.values() for each in some.values()]
 
     def drop(self, topic: str, name: str) -> None:
@@ -122,7 +122,7 @@ class Unreliable:
             self.drop(topic, name)
 
     def close(self) -> None:
-        """Let all go without a word: whoever closes ends the streams."""
+        """Remove all subscriptions; the caller ends their streams."""
         for topic in list(self._topics):
             for subscription in list(self._topics[topic].values()):
                 self.remove(subscription)
