@@ -126,7 +126,8 @@ class World:
 
     def attach(self):
         name = f"c{self.random.randrange(self.names)}"
-        if not self.dispatch.admits(name):
+        others = {each.name for each in self.spec.members} - {name}
+        if self.kind is SubscriptionType.EXCLUSIVE and others:
             return
         self.ids += 1
         filters = self.random.choice(FILTERS) if self.kind is SubscriptionType.KEY_SHARED else ()

@@ -120,29 +120,20 @@ class Dispatch:
 
     # -- consumers -------------------------------------------------------------------------------
 
-    def admits(self, name: str) -> bool:
-        """Return whether `attach` accepts a consumer of this name."""
-        return self.kind is not SubscriptionType.EXCLUSIVE or all(
-            each.name == name for each in self._members.values()
-        )
-
     def attach(
         self, consumer_id: int, *, name: str, now_ms: int, filters: Iterable[str] = ()
     ) -> None:
         """Add a consumer; it gets nothing before `want`.
 
-        A consumer of the same id or name is removed, and its records are delivered again at once.
-        One of the same name takes its place: an active consumer stays active, keys stay.
+        It replaces a consumer of the same name, whose records are delivered again at once: an
+        active consumer stays active, keys stay.
 
         Raises:
             Conflict: the subscription is Exclusive and another consumer is attached.
         """
-        if not self.admits(name):
-            raise Conflict("the exclusive subscription has another consumer", consumer=name)
-        for other in list(self._members.values()):
-            if consumer_id == other.consumer_id and name != other.name:
-                self.detach(other.consumer_id, now_ms=now_ms)
         old = next((each for each in self._members.values() if each.name == name), None)
+        if self.kind is SubscriptionType.EXCLUSIVE and self._members and old is None:
+            raise Conflict("the exclusive subscription has another consumer", consumer=name)
         member = Member(consumer_id, name, key_filter(filters))
         if old is None:
             self._schedule.join(member)

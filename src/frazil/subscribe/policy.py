@@ -120,11 +120,6 @@ class Limits:
                 minimum=1,
                 maximum=RANGES_MAX,
             )
-        for name in ("max_unacked_bytes", "held_max", "retry_ms"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"{name} must be positive", value=getattr(self, name))
-        if self.held_max > RANGES_MAX:
-            raise InvalidRequest("held_max is too large", value=self.held_max, maximum=RANGES_MAX)
 
 
 _NAMES: Final = tuple(each.name for each in attrs.fields(FailurePolicy))

@@ -220,8 +220,7 @@ def check_dead_letters(
     if policy is None or policy.dead_letter_topic is None:
         return
     target = full_topic_name(policy.dead_letter_topic)
-    own = {runtime.name for runtime in runtimes}
-    if target in own or any(each.removesuffix(f"-part-{at}") == target for at, each in _parts(own)):
+    if any(target in {each.name, engine.whole_name(each.state.spec)} for each in runtimes):
         raise InvalidRequest(
             "a topic cannot take the dead letters of its own subscriptions",
             dead_letter_topic=target,
@@ -284,10 +283,6 @@ def is_stored(engine: Instance, runtime: TopicRuntime) -> bool:
         StateTag.POLICY,
         UNRELIABLE + topic_uid(spec),
     ) not in values
-
-
-def _parts(names: set[str]) -> list[tuple[str, str]]:
-    return [(name.rpartition("-part-")[2], name) for name in names]
 
 
 async def change_settings(

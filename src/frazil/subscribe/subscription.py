@@ -189,7 +189,7 @@ class Subscription:
     # -- consumers -------------------------------------------------------------------------------
 
     def attach(self, consumer: Consumer, filters: Sequence[str] = ()) -> None:
-        """Add a consumer; it gets nothing before `ready`. One of the same id or name is displaced.
+        """Add a consumer; it gets nothing before `ready`. One of the same name is displaced.
 
         Raises:
             Conflict: the subscription is Exclusive and has another consumer.
@@ -198,23 +198,18 @@ class Subscription:
         if self.end_error is not None:
             raise self.end_error
         own_id, name = consumer.consumer_id, consumer.name
-        gone = [
-            each
-            for each in self._attached.values()
-            if each.consumer_id == own_id or each.name == name
-        ]
-        if self._dispatch.admits(name):
-            for each in gone:
-                self._give_up_unseen(each)
+        old = next((each for each in self._attached.values() if each.name == name), None)
+        if old is not None:
+            self._give_up_unseen(old)
         self._dispatch.attach(own_id, name=name, filters=filters, now_ms=self._now_ms())
-        for each in gone:
-            self._forget(each)
+        if old is not None:
+            self._forget(old)
         self._attached[own_id] = consumer
         if isinstance(consumer, Keeper):
             self._keepers[own_id] = consumer
         self._warned.pop(NoticeKind.SKIPPED.value, None)
-        for each in gone:
-            each.displaced()
+        if old is not None:
+            old.displaced()
         self._schedule()
 
     def detach(self, consumer: Consumer) -> None:

@@ -203,7 +203,7 @@ def test_subscriptions_share_what_was_decoded(tmp_path):
             await asyncio.to_thread(topic.append_many, payloads(10, first=number * 10))
         await until(lambda: all(len(each.acked) == 500 for each in consumers))
         assert all(each.got == list(range(500)) for each in consumers)
-        assert deliveries.decoded == 500
+        assert deliveries.facts()["decoded"] == 500
         facts = deliveries.facts()
         assert facts["types"] == {"exclusive": 10, "shared": 0, "failover": 0, "key_shared": 0}
         assert (facts["delivered"], facts["acked"], facts["lag_records"]) == (5000, 5000, 0)

@@ -399,6 +399,6 @@ def test_a_feed_goes_with_its_last_subscription(tmp_path):
             deliveries.forget_topic(name)
         assert not deliveries._feeds
         assert not deliveries.subscriptions
-        assert deliveries.cache_bytes == 0
+        assert deliveries.facts()["cache_bytes"] == 0
 
     run(tmp_path, work)
