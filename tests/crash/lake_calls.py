@@ -91,7 +91,7 @@ def _nothing():
 
 
 class Calls:
-    """`LakeTable` for one worker. `faults` is the chance of a call to fail."""
+    """The calls of `SparkTables` for one worker. `faults` is the chance of a call to fail."""
 
     def __init__(self, world, worker):
         self._world = world
@@ -140,7 +140,7 @@ class Calls:
         return landed
 
     def _fate(self):
-        """Draw what becomes of a write, and the answer that its caller gets."""
+        """Draw the outcome of a write and the error that its caller gets."""
         random = self._world.random
         if self._world.forced:
             fate = self._world.forced.pop(0)
@@ -168,12 +168,6 @@ class Calls:
             self._world.pending.append(("property", land))
         if error is not None:
             raise error("no reply", fate=fate)
-
-    def branch_merge(self, table, rows, *, sid, branch, summary):
-        raise AssertionError("append tables have no branches")
-
-    def fast_forward(self, table, branch):
-        raise AssertionError("append tables have no branches")
 
     def discard(self):
         """Remove the file of the last append: nothing but a planted bug does that."""

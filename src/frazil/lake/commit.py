@@ -25,6 +25,7 @@ from frazil.lake.table import (
     Ends,
     RejectRatio,
     Rows,
+    TableState,
     end_key,
 )
 from frazil.lake.watermark import Choice, Decision, Known, decide, rejects_state, watermarks
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from frazil.lake.plan import TableName
     from frazil.lake.spark_table import SparkTables
     from frazil.lake.stages import SparkStages
-    from frazil.lake.table import TableState
 
 __all__ = [
     "PROPERTY_COMMITS_MAX",
@@ -185,24 +185,15 @@ class CommitAttempt:
     def turn(self) -> CommitResult | None:
         """Look and go as far as possible; None if something failed and has to be looked at."""
         view = self._load(self._plan.table)
-        if view is None:
-            return None
-        if isinstance(view, CommitResult):
+        if not isinstance(view, TableState):
             return view
         decision = self._decide(view)
         self._progress("looked")
         if decision.case != "move":
             return self._ended(view, decision)
-        gave_up = self._gave_up(view, decision)
+        gave_up = self._gave_up(view, decision) or self._schema_behind(view, decision)
         if gave_up is not None:
             return gave_up
-        if view.schema_version is not None and view.schema_version < self._plan.schema_version:
-            return self._stopped(
-                "schema_behind",
-                f"table has not got the topic's columns yet (table={self._plan.table} "
-                f"schema_version={view.schema_version} plan={self._plan.schema_version})",
-                decision.marks,
-            )
         verdict = self._verdict(decision)
         self._progress("staged")
         refused = self._refused(view, decision, verdict)
@@ -215,6 +206,16 @@ class CommitAttempt:
             if side is not True:
                 return side
         return self._commit_main(view, decision, verdict)
+
+    def _schema_behind(self, view: TableState, decision: Decision) -> CommitResult | None:
+        if view.schema_version is None or view.schema_version >= self._plan.schema_version:
+            return None
+        return self._stopped(
+            "schema_behind",
+            f"table has not got the topic's columns yet (table={self._plan.table} "
+            f"schema_version={view.schema_version} plan={self._plan.schema_version})",
+            decision.marks,
+        )
 
     # -- looking --
 
@@ -315,12 +316,7 @@ class CommitAttempt:
         return None
 
     def _stopped(self, reason: str, message: str, ends: Ends) -> CommitResult:
-        return CommitResult(
-            state="stopped",
-            reason=reason,
-            message=message,
-            ends=ends,
-        )
+        return CommitResult(state="stopped", reason=reason, message=message, ends=ends)
 
     # -- judging --
 
@@ -371,9 +367,8 @@ class CommitAttempt:
         marks = decision.marks
         if all(end <= marks.get(part, 0) for part, end in view.property_ends.items()):
             return True
-        if not self._set_property(
-            self._plan.table, {**dict.fromkeys(view.property_ends, 0), **marks}
-        ):
+        lowered = {**dict.fromkeys(view.property_ends, 0), **marks}
+        if not self._set_property(self._plan.table, lowered):
             return False
         self._progress("property_lowered")
         return True
@@ -384,7 +379,7 @@ class CommitAttempt:
         """Commit rejects before main: the side table may be ahead of main, never the reverse."""
         table = self._plan.table.rejects
         view = self._load(table)
-        if view is None or isinstance(view, CommitResult):
+        if not isinstance(view, TableState):
             return view
         known = Known(self._plan.topic_id, {}, self._request.durable, {})
         stop = decide(table, rejects_state(view, decision.marks), known)

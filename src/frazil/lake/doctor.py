@@ -25,6 +25,7 @@ __all__ = ["Check", "examine"]
 
 ANSWER_SECONDS: Final = 10.0
 _PACKAGES: Final = ("pyspark", "pyiceberg", "starlette", "uvicorn", "duckdb")
+_RIGHTS: Final = "correct the rights of this path, or set lake.warehouse or XDG_CACHE_HOME anew"
 _SETUP: Final = "run frazil lake setup, or frazil lake setup --jars DIR without a network"
 
 
@@ -70,7 +71,7 @@ def examine(
         except ImportError as error:
             found.append(Check(name, ok=False, found=str(error), fix=f"run {INSTALL}"))
         except OSError as error:
-            found.append(Check(name, ok=False, found=str(error), fix="correct the path's rights"))
+            found.append(Check(name, ok=False, found=str(error), fix=_RIGHTS))
     return found
 
 
@@ -154,18 +155,9 @@ def _warehouse(path: str) -> Iterator[Check]:
     files = RealFileSystem()
     path = os.path.abspath(path.removeprefix("file://"))
     token = SystemClock().random_bytes(8).hex()
-    try:
-        while files.stat(path) is None and os.path.dirname(path) != path:
-            path = os.path.dirname(path)
-        fits = _probe(os.path.join(path, f".frazil-probe-{token}"), token.encode() * 512, files)
-    except OSError as error:
-        yield Check(
-            "warehouse",
-            ok=False,
-            found=f"{path} cannot be written and read: {error}",
-            fix="correct its rights, or set lake.warehouse to another directory",
-        )
-        return
+    while files.stat(path) is None:
+        path = os.path.dirname(path)
+    fits = _probe(os.path.join(path, f".frazil-probe-{token}"), token.encode() * 512, files)
     text = f"{path} was written and read" if fits else f"{path} gave back other bytes"
     fix = "" if fits else "set lake.warehouse to another directory: this storage loses data"
     yield Check("warehouse", ok=fits, found=text, fix=fix)

@@ -68,38 +68,44 @@ def make_durable(
         CorruptionError: a file of a commit of ours is gone, not whole, or cannot be synced.
     """
     for _attempt in range(LOOKS_MAX):
-        loaded = load(catalog, table)
-        metadata = parse_metadata(loaded.metadata, table)
-        with readable(table):
-            found, everything = _unsettled(metadata, settled)
-        if not found or _local(metadata.location) is None:
-            return
-        roots = [metadata.location, *(metadata.properties.get(key, "") for key in PATHS)]
-        sync = _Sync(table, file_system, {path for each in roots if (path := _local(each))})
-        with calls("sync the table's files", table=table):
-            io = load_file_io({**catalog.properties, **loaded.config}, metadata.location)
-            sync.file(loaded.location, None)
-            for snapshot in found:
-                sync.snapshot(io, snapshot, everything=everything)
-            sync.directories()
-        owner = metadata.properties.get(TOPIC_ID)
-        own = {each.snapshot_id for each in found if each.summary.get(TOPIC_ID) == owner}
-        wrong = {sid: why for sid, why in sync.wrong.items() if sid in own}
+        wrong = _synced(catalog, table, settled, file_system)
         if not wrong:
             return
         # A snapshot that was expired meanwhile took its files along.
         now = parse_metadata(load(catalog, table).metadata, table)
-        known = {each.snapshot_id for each in now.snapshots}
-        for sid, why in wrong.items():
-            if sid in known:
+        for snapshot in now.snapshots:
+            if snapshot.snapshot_id in wrong:
                 raise CorruptionError(
                     "file of a commit was lost before it was synced; its records are still held: "
                     "roll the table back to the snapshot before it, then `frazil lake resume`",
                     table=table,
-                    snapshot=sid,
-                    file=why,
+                    snapshot=snapshot.snapshot_id,
+                    file=wrong[snapshot.snapshot_id],
                 )
     raise Unavailable("others keep expiring the table's snapshots", table=table)
+
+
+def _synced(
+    catalog: Catalog, table: TableName, settled: Ends, file_system: FileSystem
+) -> dict[int, str]:
+    """Sync once; return, by snapshot of ours, a file that is gone, not whole or not readable."""
+    loaded = load(catalog, table)
+    metadata = parse_metadata(loaded.metadata, table)
+    with readable(table):
+        found, everything = _unsettled(metadata, settled)
+    if not found or _local(metadata.location) is None:
+        return {}
+    roots = [metadata.location, *(metadata.properties.get(key, "") for key in PATHS)]
+    sync = _Sync(table, file_system, {path for each in roots if (path := _local(each))})
+    with calls("sync the table's files", table=table):
+        io = load_file_io({**catalog.properties, **loaded.config}, metadata.location)
+        sync.file(loaded.location, None)
+        for snapshot in found:
+            sync.snapshot(io, snapshot, everything=everything)
+        sync.directories()
+    owner = metadata.properties.get(TOPIC_ID)
+    own = {each.snapshot_id for each in found if each.summary.get(TOPIC_ID) == owner}
+    return {sid: file for sid, file in sync.wrong.items() if sid in own}
 
 
 def _unsettled(metadata: TableMetadata, settled: Ends) -> tuple[list[Snapshot], bool]:

@@ -52,6 +52,11 @@ _PROMOTIONS: Final[frozenset[tuple[type[IcebergType], type[IcebergType]]]] = fro
     {(IntegerType, LongType), (FloatType, DoubleType)}
 )
 
+_CHILDREN: Final[dict[type[IcebergType], tuple[str, ...]]] = {
+    ListType: ("element",),
+    MapType: ("key", "value"),
+}
+
 
 def evolve(
     catalog: Catalog,
@@ -307,20 +312,12 @@ def compare(table: TableName, found: Schema, wanted: Schema) -> None:
 def _compare(table: TableName, found: IcebergType, wanted: IcebergType, *, path: str) -> None:
     if isinstance(found, StructType) and isinstance(wanted, StructType):
         _compare_fields(table, found, wanted, path=f"{path}." if path else "")
-        return
-    if isinstance(found, ListType) and isinstance(wanted, ListType):
-        children = [(found.element_field, wanted.element_field, "element")]
-    elif isinstance(found, MapType) and isinstance(wanted, MapType):
-        children = [
-            (found.key_field, wanted.key_field, "key"),
-            (found.value_field, wanted.value_field, "value"),
-        ]
+    elif type(found) in _CHILDREN and type(found) is type(wanted):
+        for name in _CHILDREN[type(found)]:
+            theirs, own = (getattr(each, f"{name}_field") for each in (found, wanted))
+            _compare_field(table, theirs, own, path=f"{path}.{name}")
     elif found != wanted:
         raise _other_type(table, path, wanted, found)
-    else:
-        return
-    for theirs, own, name in children:
-        _compare_field(table, theirs, own, path=f"{path}.{name}")
 
 
 def _compare_field(table: TableName, found: NestedField, wanted: NestedField, *, path: str) -> None:

@@ -91,15 +91,11 @@ class TableMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     snapshots: list[Snapshot] = []
     refs: dict[str, Reference] = {}
 
-    def head(self, branch: str = MAIN) -> int | None:
-        """Return the snapshot of a branch; `main` without a reference is the current snapshot."""
-        found = self.refs.get(branch)
-        return self.current_snapshot_id if found is None else found.snapshot_id
-
-    def ancestors(self, branch: str = MAIN) -> Iterator[Snapshot]:
-        """Yield the snapshots of a branch, newest first, as far as they still exist."""
+    def ancestors(self) -> Iterator[Snapshot]:
+        """Yield the snapshots of `main`, newest first, as far as they still exist."""
         by_id = {snapshot.snapshot_id: snapshot for snapshot in self.snapshots}
-        following = self.head(branch)
+        main = self.refs.get(MAIN)
+        following = self.current_snapshot_id if main is None else main.snapshot_id
         while following is not None:
             # Popped, so that a damaged chain that leads back to itself ends.
             snapshot = by_id.pop(following, None)

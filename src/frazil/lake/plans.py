@@ -124,14 +124,12 @@ class LakePlans:
     def overrides(self, uid: str) -> OperatorOverrides:
         """Return what was decided about a topic's table."""
         entry = self._store.get(f"{OVERRIDES}{uid}")
+        if entry is None:
+            return OperatorOverrides()
         try:
-            return (
-                OperatorOverrides()
-                if entry is None
-                else msgspec.msgpack.decode(entry.value, type=learnt(OperatorOverrides))
-            )
+            return msgspec.msgpack.decode(entry.value, type=learnt(OperatorOverrides))
         except msgspec.MsgspecError as error:
-            warn("lake_wishes_unreadable", uid=uid, error=error)
+            warn("lake_overrides_unreadable", uid=uid, error=error)
             return OperatorOverrides(paused=True)
 
     def set_overrides(self, uid: str, overrides: OperatorOverrides) -> None:

@@ -13,6 +13,7 @@ long as it remembers the producer (`topics.producers`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -179,18 +180,7 @@ class TopicRejects:
             todo = [each.key for each in chosen if each.state == "open"]
             before = [each.key for each in chosen if each.state != "open"]
             every = [each.key for each in known]
-            size = len(
-                encode_ranges(
-                    {} if side is None else side.marks[state], settled_ranges(todo, every)
-                )
-            )
-            if size > MARKS_BYTES_MAX:
-                raise InvalidRequest(
-                    "too many rejects would be settled one by one, settle those between them too",
-                    topic=self._topic.name,
-                    bytes=size,
-                    bytes_max=MARKS_BYTES_MAX,
-                )
+            self._check_marks(side, state, settled_ranges(todo, every))
             if state == "replayed":
                 for keys in _chunks(todo):
                     self._prepared(side, keys)
@@ -201,6 +191,16 @@ class TopicRejects:
                 self._mark(state, todo, every)
         event(f"rejects_{state}", topic=self._topic.name, records=len(todo))
         return Settled(todo, before, acks)
+
+    def _check_marks(self, side: _Side | None, state: State, new: Ranges) -> None:
+        size = len(encode_ranges({} if side is None else side.marks[state], new))
+        if size > MARKS_BYTES_MAX:
+            raise InvalidRequest(
+                "too many rejects would be settled one by one, settle those between them too",
+                topic=self._topic.name,
+                bytes=size,
+                bytes_max=MARKS_BYTES_MAX,
+            )
 
     def _mark(self, state: State, keys: Sequence[RejectKey], every: Sequence[RejectKey]) -> None:
         """Add to the marks of the side table; durable on return."""
@@ -257,22 +257,18 @@ class TopicRejects:
         own = [each for each in known if part is None or each.key.part == part]
         if offsets == "all":
             return own
-        wanted = {offsets} if isinstance(offsets, int) else set(offsets)
-        if not all(isinstance(each, int) for each in wanted):
-            raise InvalidRequest('offsets must be numbers or "all"', offsets=offsets)
-        found = [each for each in own if each.key.offset in wanted]
-        by_offset: dict[Any, Reject] = {}
-        for each in found:
-            if by_offset.setdefault(each.key.offset, each) is not each:
+        wanted = [offsets] if isinstance(offsets, int) else list(offsets)
+        counts = Counter(each.key.offset for each in own)
+        for offset in wanted:
+            if not counts[offset]:
+                raise NotFound("no such reject", topic=self._topic.name, offset=offset)
+            if counts[offset] > 1:
                 raise InvalidRequest(
                     "several parts have a reject at this offset, name the part",
                     topic=self._topic.name,
-                    offset=each.key.offset,
+                    offset=offset,
                 )
-        missing = sorted(wanted - set(by_offset))
-        if missing:
-            raise NotFound("no such reject", topic=self._topic.name, offset=missing[0])
-        return found
+        return [each for each in own if each.key.offset in wanted]
 
     def _records(
         self, side: _Side | None, keys: Collection[RejectKey]
@@ -284,9 +280,11 @@ class TopicRejects:
             CorruptionError: a record cannot be read.
         """
         assert side is not None
+        offsets: dict[int, list[int]] = {}
+        for key in keys:
+            offsets.setdefault(key.part, []).append(key.offset)
         conditions = [
-            _of(part, f"{OFFSET} in ({', '.join(str(k.offset) for k in keys if k.part == part)})")
-            for part in sorted({key.part for key in keys})
+            _of(part, f"{OFFSET} in ({', '.join(map(str, own))})") for part, own in offsets.items()
         ]
         rows = {_key(row): row for row in side.read(conditions, ORIGINAL)}
         found: list[tuple[RejectKey, dict[str, Any], pa.Schema]] = []
@@ -396,18 +394,16 @@ def _renamed(wanted: pa.Schema, record: dict[str, Any], schema: pa.Schema) -> pa
         InvalidRequest: a value does not fit its column's type.
     """
     names = {topic_column_id(field): field.name for field in wanted}
-    fields: list[pa.Field] = []
-    arrays: list[pa.Array] = []
+    values: dict[str, pa.Array] = {}
     for field in schema:
         column_id = topic_column_id(field)
         name = field.name if column_id < 0 else names.get(column_id)
         if name is None:
             continue
-        fields.append(pa.field(name, field.type))
         try:
-            arrays.append(pa.array([record[field.name]], field.type))
+            values[name] = pa.array([record[field.name]], field.type)
         except (pa.ArrowException, OverflowError) as error:
             raise InvalidRequest(
                 "value does not fit its column", column=field.name, type=field.type, error=error
             ) from error
-    return pa.table(arrays, schema=pa.schema(fields))
+    return pa.table(values)

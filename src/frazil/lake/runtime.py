@@ -301,23 +301,19 @@ class Lake:
         chosen = [each for each in self._chosen(topic) if topic is not None or not each.keyed]
         if chosen:
             self.call(self.worker.try_again)
-        targets = [(each, each.durable()) for each in chosen]
-        for each, ends in targets:
-            for part, end in ends.items():
-                each.waits.ask(part, end)
-        for each, ends in targets:
-            for part, end in ends.items():
-                self._wait_for(each, part, end, deadline)
-        return {each.name: dict(each.waits.reached) for each, _ends in targets}
+        targets = [(each, part, end) for each in chosen for part, end in each.durable().items()]
+        for each, part, end in targets:
+            each.waits.ask(part, end)
+        for each, part, end in targets:
+            self._wait_for(each, part, end, deadline)
+        return {each.name: dict(each.waits.reached) for each in chosen}
 
     def _wait_for(self, topic: LakeTopic, part: int, end: int, deadline: float) -> None:
         moved = threading.Event()
         if topic.waits.watch(part, end, moved.set):
-            while not moved.is_set() and not self.worker.refused:
-                left = deadline - self.clock.monotonic()
-                if left <= 0:
+            while not self.worker.refused and self.clock.monotonic() < deadline:
+                if moved.wait(min(deadline - self.clock.monotonic(), LOOK_S)):
                     break
-                moved.wait(min(left, LOOK_S))
             topic.waits.forget(moved.set)
         if topic.waits.reached.get(part, 0) < end:
             raise Unavailable(
@@ -382,12 +378,12 @@ class Lake:
             raise InvalidRequest("a choice is for one topic, name it")
         choice: Choice = "replay" if replay else "accept" if accept else ""
         for each in self._chosen(topic):
-            overrides = msgspec.structs.replace(each.overrides, paused=False)
+            changes: dict[str, Any] = {"paused": False}
             if rejects:
-                overrides = msgspec.structs.replace(overrides, rejects_allowed=True)
+                changes["rejects_allowed"] = True
             if choice:
-                chosen = self.call(partial(self._ends_of, each))
-                overrides = msgspec.structs.replace(overrides, choice=choice, chosen=chosen)
+                changes |= {"choice": choice, "chosen": self.call(partial(self._ends_of, each))}
+            overrides = msgspec.structs.replace(each.overrides, **changes)
             self.call(partial(each.decide, overrides))
 
     def _ends_of(self, topic: LakeTopic) -> Ends:

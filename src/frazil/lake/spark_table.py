@@ -1,4 +1,4 @@
-"""The five calls on real tables: looks by PyIceberg, writes by Spark and Iceberg.
+"""The calls of the commit protocol on real tables: looks by PyIceberg, writes by Spark and Iceberg.
 
 A write is fenced by the snapshot of the look before it: `overwrite` with a filter that is never
 true deletes nothing, is recorded as an append, and fails if any data was added since that snapshot.
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 
-from frazil.errors import CommitUnknown, InvalidRequest
+from frazil.errors import CommitUnknown
 from frazil.fs import RealFileSystem
 from frazil.lake.connection import calls, load
 from frazil.lake.durable import make_durable
 from frazil.lake.expiry import METADATA_BYTES_MAX, SNAPSHOTS_MAX
-from frazil.lake.iceberg import MAIN, parse_metadata
+from frazil.lake.iceberg import parse_metadata
 from frazil.lake.java_errors import java_calls
-from frazil.lake.stages.columns import OFFSET, quoted
+from frazil.lake.stages.columns import quoted
 from frazil.lake.table_state import look
 
 if TYPE_CHECKING:
@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkTables"]
 
-OP: Final = "_op"
-OP_DELETE: Final = 4
 SNAPSHOTS_KEPT: Final = 64
 """The snapshots of so many commits are kept until they are asked for."""
-SUMMARY_CONF: Final = "spark.sql.iceberg.snapshot-property."
-_EMPTY_BRANCH: Final = "ALTER TABLE {table} CREATE BRANCH {branch}"
 
 
 class SparkTables:
@@ -98,9 +94,9 @@ class SparkTables:
         `sid` None means a table without a snapshot. `rows` may be empty: the snapshot is made all
         the same and carries `summary`.
         """
-        frame = _frame(rows)
+        assert isinstance(rows, DataFrame)
         with java_calls("append", table, writes=True):
-            writer = frame.writeTo(self._identifier(table))
+            writer = rows.writeTo(self._identifier(table))
             writer = writer.option("isolation-level", "serializable")
             if sid is not None:
                 writer = writer.option("validate-from-snapshot-id", str(sid))
@@ -109,47 +105,7 @@ class SparkTables:
             for key, value in summary.items():
                 writer = writer.option(f"snapshot-property.{key}", value)
             writer.overwrite(F.lit(False))
-        return self._made(table, MAIN, sid, summary)
-
-    def branch_merge(
-        self,
-        table: TableName,
-        rows: Rows,
-        *,
-        sid: int | None,
-        branch: str,
-        summary: Mapping[str, str],
-    ) -> int:
-        """Merge changes into a new branch cut at `sid`; return the branch's snapshot."""
-        frame = _frame(rows)
-        keys = self._key_columns(table)
-        self._cut_branch(table, branch, sid)
-        # Only a session's settings reach the summary of a merge: it gets a session of its own, so
-        # that no other write of this moment carries them.
-        session = self._spark.newSession()
-        for key, value in summary.items():
-            session.conf.set(SUMMARY_CONF + key, value)
-        with java_calls("merge", table, writes=True):
-            source = _in_session(frame, session).alias("s")
-            _merge(source, f"{self._identifier(table)}.{quoted(f'branch_{branch}')}", keys)
-        return self._made(table, branch, sid, summary)
-
-    def fast_forward(self, table: TableName, branch: str) -> int:
-        """Move `main` to a branch's head if it is an ancestor of it; drop the branch."""
-        with java_calls("fast forward", table, writes=True):
-            self._call(
-                "fast_forward",
-                "table => :table, branch => 'main', to => :branch",
-                table,
-                branch=branch,
-            )
-        sid = self._head(table, MAIN)
-        if sid is None:
-            raise CommitUnknown("table has no snapshot after a merge", table=table, branch=branch)
-        with calls("drop branch", table=table):
-            found = self._catalog.load_table(tuple(table))
-            found.manage_snapshots().remove_branch(branch).commit()
-        return sid
+        return self._made(table, sid, summary)
 
     def set_property(self, table: TableName, properties: Mapping[str, str]) -> None:
         """Set properties of the table."""
@@ -181,29 +137,6 @@ class SparkTables:
     def _identifier(self, table: TableName) -> str:
         return ".".join(quoted(part) for part in (self._name, table.namespace, table.name))
 
-    def _call(self, procedure: str, arguments: str, table: TableName, **values: Any) -> None:
-        name = f"{quoted(table.namespace)}.{quoted(table.name)}"
-        text = f"CALL {quoted(self._name)}.system.{procedure}({arguments})"
-        self._spark.sql(text, args={"table": name, **values})
-
-    def _key_columns(self, table: TableName) -> list[str]:
-        with calls("read the table's key", table=table):
-            schema = self._catalog.load_table(tuple(table)).schema()
-        keys = sorted(schema.identifier_field_names())
-        if not keys:
-            raise InvalidRequest("table has no key, changes cannot be merged", table=table)
-        return keys
-
-    def _cut_branch(self, table: TableName, branch: str, sid: int | None) -> None:
-        if sid is None:
-            with java_calls("create branch", table, writes=True):
-                names = {"table": self._identifier(table), "branch": quoted(branch)}
-                self._spark.sql(_EMPTY_BRANCH.format(**names))
-            return
-        with calls("create branch", writes=True, table=table):
-            found = self._catalog.load_table(tuple(table))
-            found.manage_snapshots().create_branch(sid, branch).commit()
-
     # -- with the catalog --
 
     def _metadata(self, table: TableName) -> TableMetadata:
@@ -213,14 +146,9 @@ class SparkTables:
             self.large.add(table)
         return found
 
-    def _head(self, table: TableName, branch: str) -> int | None:
-        return self._metadata(table).head(branch)
-
-    def _made(
-        self, table: TableName, branch: str, sid: int | None, summary: Mapping[str, str]
-    ) -> int:
+    def _made(self, table: TableName, sid: int | None, summary: Mapping[str, str]) -> int:
         """Find the snapshot that a write has just made: others may have committed since then."""
-        for snapshot in self._metadata(table).ancestors(branch):
+        for snapshot in self._metadata(table).ancestors():
             if snapshot.snapshot_id == sid:
                 break
             if summary.items() <= snapshot.summary.items():
@@ -231,37 +159,3 @@ class SparkTables:
         raise CommitUnknown(
             "snapshot of the commit is not there any more, look before anything else", table=table
         )
-
-
-def _frame(rows: Rows) -> DataFrame:
-    if not isinstance(rows, DataFrame):
-        raise InvalidRequest("rows are no DataFrame", got=type(rows).__name__)
-    return rows
-
-
-def _in_session(frame: DataFrame, session: SparkSession) -> DataFrame:
-    """Return the same rows as a frame of another session of the same JVM."""
-    java: Any = session.sparkContext._jvm  # noqa: SLF001 - PySpark has no call for it
-    plan = frame._jdf.logicalPlan()  # noqa: SLF001 - as above
-    made = java.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)  # noqa: SLF001 - as above
-    return DataFrame(made, session)
-
-
-def _merge(source: DataFrame, target: str, keys: Sequence[str]) -> None:
-    """Fold the newest change of each key into a table; what it already has stays."""
-    same = F.lit(True)
-    for key in keys:
-        same &= F.col(f"s.{quoted(key)}") == F.col(f"{target}.{quoted(key)}")
-    newer = F.col(f"s.{OFFSET}") > F.coalesce(F.col(f"{target}.{OFFSET}"), F.lit(-1))
-    deletes = F.col(f"s.{OP}") == F.lit(OP_DELETE)
-    values = {quoted(name): F.col(f"s.{quoted(name)}") for name in source.columns if name != OP}
-    (
-        source.mergeInto(target, same)
-        .whenMatched(newer & deletes)
-        .delete()
-        .whenMatched(newer)
-        .update(values)
-        .whenNotMatched(~deletes)
-        .insert(values)
-        .merge()
-    )

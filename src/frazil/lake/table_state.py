@@ -8,6 +8,7 @@ column where a file has no bound or has rows of several parts.
 from __future__ import annotations
 
 import itertools
+import operator
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -40,11 +41,10 @@ from frazil.lake.types import OFFSET, PART
 from frazil.model import WHOLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
-    from pyiceberg.types import PrimitiveType
 
     from frazil.lake.connection import Loaded
     from frazil.lake.iceberg import Snapshot, TableMetadata
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["look", "state_of"]
 
-MAIN: Final = "main"
+UNBOUNDED: Final = 1 << 63
+"""Stands for a bound that a file's metadata does not have."""
 
 
 def look(catalog: Catalog, table: TableName) -> TableState:
@@ -171,15 +172,13 @@ def _bound_ends(
     unclear: list[tuple[int, range, DataFile]] = []
     for file in _live_files(io, head):
         high, parts = _bounds(file, columns)
-        if high is not None and len(parts) == 1:
-            ends[parts[0]] = max(ends.get(parts[0], 0), high + 1)
+        if high < UNBOUNDED and len(parts) == 1:
+            _merge(ends, {parts[0]: high + 1})
         elif file.record_count:
-            unclear.append((high if high is not None else 2**63, parts, file))
+            unclear.append((high, parts, file))
     # The highest first: its bound may make reading the others needless.
-    unclear.sort(key=lambda each: each[0], reverse=True)
-    for high, parts, file in unclear:
-        known = min((ends.get(part, 0) for part in parts), default=0)
-        if high >= known:
+    for high, parts, file in sorted(unclear, key=operator.itemgetter(0), reverse=True):
+        if high >= min((ends.get(part, 0) for part in parts), default=0):
             _merge(ends, _scanned(io, loaded, file, columns))
     return ends
 
@@ -191,21 +190,17 @@ def _live_files(io: FileIO, head: Snapshot) -> Iterator[DataFile]:
                 yield entry.data_file
 
 
-def _bounds(file: DataFile, columns: tuple[int, int | None]) -> tuple[int | None, range]:
+def _bounds(file: DataFile, columns: tuple[int, int | None]) -> tuple[int, range]:
     """Return a file's highest offset, if its metadata says so, and the parts it may have."""
-    high = _bound(file.upper_bounds, columns[0], LongType())
-    if columns[1] is None:
+    lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+    offset, part = columns
+    high = int(from_bytes(LongType(), upper[offset])) if offset in upper else UNBOUNDED
+    if part is None:
         return high, range(WHOLE, WHOLE + 1)
-    low_part = _bound(file.lower_bounds, columns[1], IntegerType())
-    high_part = _bound(file.upper_bounds, columns[1], IntegerType())
-    if low_part is None or high_part is None:
+    if part not in lower or part not in upper:
         return high, range(0)
-    return high, range(low_part, high_part + 1)
-
-
-def _bound(bounds: Mapping[int, bytes] | None, field: int, kind: PrimitiveType) -> int | None:
-    data = (bounds or {}).get(field)
-    return None if data is None else int(from_bytes(kind, data))
+    first, last = (int(from_bytes(IntegerType(), each[part])) for each in (lower, upper))
+    return high, range(first, last + 1)
 
 
 def _scanned(io: FileIO, loaded: Loaded, file: DataFile, columns: tuple[int, int | None]) -> Ends:

@@ -7,6 +7,7 @@ table has the watermark: what is remembered here is only compared with it.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -108,7 +109,8 @@ class LakeTopic:
         self._sent = False
         self._held: dict[int, int] = {}
         self._cut_at = 0.0
-        self._begun_at: float | None = None
+        self._begun_at = -math.inf
+        """When the last commit was sent."""
         self._behind_since: float | None = None
         self._more = False
         self._retry_at = 0.0
@@ -393,8 +395,7 @@ class LakeTopic:
     # -- planning ----------------------------------------------------------------------------------
 
     def _is_due(self, now: float) -> bool:
-        durable = self.durable()
-        if not any(end > self.position.get(part, 0) for part, end in durable.items()):
+        if not self._has_new(self.durable()):
             self._behind_since = None
             self._more = False
             return False
@@ -402,25 +403,22 @@ class LakeTopic:
             self._behind_since = now
         if self._more:
             return True
-        begun = self._begun_at
-        if self.waits.is_asked() and (begun is None or now - begun >= ASKED_PAUSE_S):
-            self._flush(now)
-            return True
         # Since the last cut, not since its commit was done: no record waits for longer than that.
         since = now - max(self._cut_at, self._behind_since)
-        if since >= self._lake.tiers.limits(self._parts()[0]).flush_interval:
-            self._flush(now)
+        interval = self._lake.tiers.limits(self._parts()[0]).flush_interval
+        asked = self.waits.is_asked() and now - self._begun_at >= ASKED_PAUSE_S
+        if asked or since >= interval:
+            self._cut_at = now
+            for topic in self._parts():
+                topic.flush(reason="lake")
             return True
-        return any(
-            due.offset_end > self.position.get(each.part, 0)
-            for each in self.runtimes
-            if (due := self._lake.tiers.queue.get(each.state.id)) is not None
-        )
+        queue = self._lake.tiers.queue
+        staged = {each.part: queue.get(each.state.id) for each in self.runtimes}
+        return self._has_new({part: due.offset_end for part, due in staged.items() if due})
 
-    def _flush(self, now: float) -> None:
-        self._cut_at = now
-        for topic in self._parts():
-            topic.flush(reason="lake")
+    def _has_new(self, ends: Ends) -> bool:
+        """Return whether the table has not reached one of some ends."""
+        return any(end > self.position.get(part, 0) for part, end in ends.items())
 
     def _make_plan(self) -> None:
         """Choose the next sets, keep their files, and make the plan durable."""
@@ -538,19 +536,18 @@ class LakeTopic:
 
     def _committed(self, result: CommitResult) -> None:
         clock = self._lake.clock
-        seconds = 0.0 if self._begun_at is None else clock.monotonic() - self._begun_at
+        seconds = clock.monotonic() - self._begun_at
         self.results.append(seconds)
         self.last_commit_us = clock.now_us()
-        if result.state == "committed":
-            self.counts["commits"] += 1
-            self.counts["rows"] += result.rows_out
-            self.counts["rejected"] += result.rows_rejected
-            self.counts["files"] += result.files
-            self.counts["bytes"] += result.bytes
+        moved = result.state == "committed"
+        self.counts["commits"] += moved
+        self.counts["rows"] += result.rows_out
+        self.counts["rejected"] += result.rows_rejected
+        self.counts["files"] += result.files
+        self.counts["bytes"] += result.bytes
         done = _spans(self.plan)
         self._advance(result.ends)
         self._drop_plan(committed_us=self.last_commit_us)
-        moved = result.state == "committed"
         self._consume_overrides(result.ends, choice=result.choice_spent, rejects=moved)
         self._failures = 0
         if self.state != "paused":
@@ -610,10 +607,10 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
     side = _side_view(topic, tables, view)
     ends = _ends(view, side)
     foreign = view.topic_id != topic.uid
-    strays = {} if foreign else _strays(topic, view, side)
-    if foreign:
-        firsts = {each.part: first_held(each) for each in topic.runtimes}
-    else:
+    strays: Ends = {}
+    firsts = {each.part: first_held(each) for each in topic.runtimes}
+    if not foreign:
+        strays = _strays(topic, view, side)
         firsts = {**topic.lineage_ends(), **strays}
     theirs = ranges_between(firsts, {part: ends.get(part, 0) for part in firsts})
     left_out = _own_records(topic, theirs)
@@ -628,14 +625,7 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
             left_out=sum(each.size for each in left_out.values()),
         )
     if theirs and not foreign:
-        # Before the head is raised: afterwards nothing says where the table's own records ended.
-        if strays:
-            topic.mark_diverged(strays)
-        topic.note_own()
-        # In the side table first, because the main one decides.
-        with contextlib.suppress(NotFound):
-            tables.declare(topic.table.rejects, ADOPTED, theirs)
-        tables.declare(topic.table, ADOPTED, theirs)
+        _declare_adopted(topic, tables, strays, theirs)
     raised = {each.part: _raise_head(each, ends.get(each.part, 0)) for each in topic.runtimes}
     if theirs or foreign:
         # The side table may be ahead of it.
@@ -652,6 +642,20 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
         "taken_over": foreign,
         "left_out": {str(part): [list(each) for each in own] for part, own in left_out.items()},
     }
+
+
+def _declare_adopted(topic: LakeTopic, tables: CatalogTables, strays: Ends, theirs: Ranges) -> None:
+    """Declare another log's records in this topic's own table.
+
+    Before the head is raised: afterwards nothing says where the table's own records ended.
+    """
+    if strays:
+        topic.mark_diverged(strays)
+    topic.note_own()
+    # In the side table first, because the main one decides.
+    with contextlib.suppress(NotFound):
+        tables.declare(topic.table.rejects, ADOPTED, theirs)
+    tables.declare(topic.table, ADOPTED, theirs)
 
 
 def _side_view(topic: LakeTopic, tables: CatalogTables, view: TableState) -> TableState | None:

@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -94,10 +93,6 @@ def commit_plan(job: SparkJob) -> Mapping[str, Any]:
     if made is not None and result.state == "committed":
         result.files = made.number("added-data-files")
         result.bytes = made.number("added-files-size")
-    for table in (plan.table, plan.table.rejects):
-        if table in job.spark.tables.large:
-            job.spark.tables.large.discard(table)
-            job.afterwards(partial(_maintain, job, table))
     body: dict[str, Any] = msgspec.to_builtins(result, str_keys=True)
     return body
 
@@ -161,26 +156,25 @@ class SparkJob:
         self.spark = spark
         self._answer = answer
         self._halt = halt
-        self._later: list[Callable[[], object]] = []
 
-    def progress(self, step: str, /, **facts: object) -> None:
+    def progress(self, step: str) -> None:
         """Report a step to the engine."""
-        self._answer(Answer(self.request.id, "progress", {"step": step, **facts}))
+        self._answer(Answer(self.request.id, "progress", {"step": step}))
         self._halt.reached(step)
 
     def pause(self, seconds: float) -> None:
         """Wait."""
         threading.Event().wait(seconds)
 
-    def afterwards(self, action: Callable[[], object]) -> None:
-        """Do something for the same table once the answer is given."""
-        self._later.append(action)
-
-    def do_later(self) -> None:
-        """Do the actions for after the answer; a failure is only logged."""
-        for action in self._later:
+    def maintain_large(self) -> None:
+        """Expire snapshots of a plan's tables that have too many; a failure is only logged."""
+        if "plan" not in self.body:
+            return
+        table = TableName(*self.body["plan"]["table"])
+        for each in {table, table.rejects} & self.spark.tables.large:
+            self.spark.tables.large.discard(each)
             try:
-                action()
+                _maintain(self, each)
             except FrazilError as error:
                 warn("lake_upkeep_failed", op=self.request.op, id=self.request.id, error=error)
 
@@ -250,7 +244,7 @@ class Jobs:
                 event("lake_job_done", op=request.op, id=request.id, seconds=f"{seconds:.3f}")
                 self._answer(Answer(request.id, "done", body))
                 # Still in the table's turn: its next commit waits the short while.
-                job.do_later()
+                job.maintain_large()
         except FrazilError as error:
             warn("lake_job_failed", op=request.op, id=request.id, error=error)
             self._failed(request, error)
@@ -278,7 +272,7 @@ class Jobs:
 
     def _lock(self, table: str) -> threading.Lock:
         with self._changed:
-            return self._tables.setdefault(table or "", threading.Lock())
+            return self._tables.setdefault(table, threading.Lock())
 
 
 VARIABLE: Final = "FRAZIL_LAKE_HALT_AT"

@@ -122,61 +122,6 @@ def test_a_catalog_that_does_not_answer_leaves_a_write_unknown(world, dead_table
     assert not isinstance(written.value, Conflict)
 
 
-def changes(world, rows):
-    """Changes of a keyed table: offset, operation, key, value."""
-    return world.session.createDataFrame(
-        [(offset, op, key, value) for offset, op, key, value in rows],
-        "_offset long, _op int, id long, name string",
-    ).select("_offset", F.timestamp_micros("_offset").alias("_time"), "id", "name", "_op")
-
-
-@pytest.fixture
-def keyed(world):
-    """A table whose key is `id`."""
-    topic = world.topic({"id": "long not null", "name": "string"})
-    topic.foreign("ALTER TABLE {table} SET IDENTIFIER FIELDS id")
-    return topic
-
-
-def merge(world, topic, rows, *, sid, branch):
-    summary = {"frazil.offset-end": str(rows[-1][0] + 1)}
-    return world.tables.branch_merge(
-        topic.table, changes(world, rows), sid=sid, branch=branch, summary=summary
-    )
-
-
-def test_changes_are_merged_on_a_branch_and_then_shown(world, keyed):
-    """Main does not move before the fast forward; then it has the newest row of each key."""
-    merge(world, keyed, [(0, 1, 1, "a"), (1, 1, 2, "b")], sid=None, branch="frazil_1")
-    assert world.tables.load(keyed.table).sid is None
-    one = world.tables.fast_forward(keyed.table, "frazil_1")
-    view = world.tables.load(keyed.table)
-    assert (view.sid, view.summary_ends) == (one, {-1: 2})
-    rows = [(2, 2, 1, "c"), (3, 4, 2, None), (4, 1, 3, "d"), (5, 4, 9, None)]
-    merge(world, keyed, rows, sid=one, branch="frazil_2")
-    world.tables.fast_forward(keyed.table, "frazil_2")
-    found = keyed.by_spark("_offset", "id", "name").to_pylist()
-    assert found == [
-        {"_offset": 2, "id": 1, "name": "c"},
-        {"_offset": 4, "id": 3, "name": "d"},
-    ]
-    refs = world.catalog.load_table(tuple(keyed.table)).metadata.refs
-    assert list(refs) == ["main"]
-
-
-def test_a_merge_that_was_overtaken_is_not_shown(world, keyed):
-    """A branch cut before another's commit cannot become main: deleted keys stay deleted."""
-    merge(world, keyed, [(0, 1, 1, "a")], sid=None, branch="frazil_1")
-    one = world.tables.fast_forward(keyed.table, "frazil_1")
-    merge(world, keyed, [(1, 2, 1, "old")], sid=one, branch="zombie")
-    merge(world, keyed, [(1, 4, 1, None)], sid=one, branch="winner")
-    world.tables.fast_forward(keyed.table, "winner")
-    with pytest.raises(FrazilError) as told:
-        world.tables.fast_forward(keyed.table, "zombie")
-    assert isinstance(told.value, Conflict)
-    assert keyed.by_spark().num_rows == 0
-
-
 def test_maintenance_expires_what_is_not_needed(world):
     """Old snapshots go, rows and the watermark stay, and the property is set first."""
     topic = world.topic(COLUMNS)

@@ -31,7 +31,7 @@ class World:
         self.disk = SimulatedFileSystem(seed=1)
         self.fs = file_system or self.disk
         self.clock = SimulatedClock(seed=1)
-        self.store = Store(None, catalog="c", file_system=self.fs)
+        self.store = Store(":memory:", catalog="c", file_system=self.fs)
         self.warehouse = "/wh"
         self.catalog = Catalog(
             self.store, file_system=self.fs, clock=self.clock, warehouse=self.warehouse

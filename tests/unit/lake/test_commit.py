@@ -73,12 +73,6 @@ class Lake:
             raise self.errors.pop(0)
         self.tables[table].properties.update(properties)
 
-    def branch_merge(self, table, rows, *, sid, branch, summary):
-        raise AssertionError(branch)
-
-    def fast_forward(self, table, branch):
-        raise AssertionError(branch)
-
     def verdict(self, plan, from_offsets):
         self.verdicts += 1
         every = [

@@ -146,18 +146,19 @@ class Draft:
                 return found
         raise bad_request(f"{what} is not known", id=number)
 
-    def _columns(self, what: str) -> set[int]:
+    def _columns(self, what: str) -> dict[int, int]:
+        """Return the ids of the current columns, each as its own new id."""
         if not self.metadata["schemas"]:
             raise bad_request(f"{what} cannot be added before a schema")
         current = self.metadata["current-schema-id"]
-        return column_ids(self._known("schemas", "schema-id", current, "schema"))
+        ids = column_ids(self._known("schemas", "schema-id", current, "schema"))
+        return {number: number for number in ids}
 
     @apply.register
     def _(self, update: up.AddPartitionSpec) -> None:
         specs = self.metadata["partition-specs"]
-        fields = bound_fields(
-            update.spec.get("fields", ()), self._columns("partition spec"), None, what="partition"
-        )
+        columns = self._columns("partition spec")
+        fields = bound_fields(update.spec.get("fields", ()), columns, what="partition")
         earlier = [field for spec in specs for field in spec["fields"]]
         made, last = spec_fields(
             fields, earlier=earlier, last_id=self.metadata["last-partition-id"]
@@ -181,7 +182,7 @@ class Draft:
     def _(self, update: up.AddSortOrder) -> None:
         orders = self.metadata["sort-orders"]
         columns = self._columns("sort order")
-        fields = bound_fields(update.sort_order.get("fields", ()), columns, None, what="sort")
+        fields = bound_fields(update.sort_order.get("fields", ()), columns, what="sort")
         for order in orders:
             if order["fields"] == fields:
                 self._order_added = order["order-id"]

@@ -15,7 +15,6 @@ from frazil.lake.catalog.schemas import (
     Json,
     bound_fields,
     check_schema,
-    column_ids,
     id_highest,
     spec_fields,
     with_fresh_ids,
@@ -115,15 +114,14 @@ def new_table(
     """Return the first metadata of a table: all ids are fresh, properties without reserved ones."""
     version = format_version_of(properties)
     check_schema(schema)
-    known = column_ids(schema)
     fresh, renumbered = with_fresh_ids(schema)
-    partition = bound_fields((spec or {}).get("fields", ()), known, renumbered, what="partition")
+    partition = bound_fields((spec or {}).get("fields", ()), renumbered, what="partition")
     for field in partition:
         field.pop("field-id", None)
     fields, partition_id_last = spec_fields(
         partition, earlier=(), last_id=PARTITION_FIELD_ID_FIRST - 1
     )
-    sorting = bound_fields((order or {}).get("fields", ()), known, renumbered, what="sort")
+    sorting = bound_fields((order or {}).get("fields", ()), renumbered, what="sort")
     order_id = 1 if sorting else 0
     kept = {key: value for key, value in properties.items() if key not in RESERVED}
     return {
@@ -153,25 +151,35 @@ def completed(metadata: Json) -> Json:
     missing = [key for key in _REQUIRED if metadata.get(key) in (None, "", [])]
     if missing:
         raise bad_request("metadata is not complete", missing=",".join(missing))
-    made = dict(metadata)
-    made.setdefault("last-sequence-number", 0)
-    made.setdefault("last-updated-ms", 0)
-    made.setdefault("sort-orders", [UNSORTED])
-    made.setdefault("default-sort-order-id", 0)
+    made = {**metadata}
+    for key, default in _DEFAULTS.items():
+        if made.get(key) is None:
+            made[key] = default
     if version >= 3:
         made.setdefault("next-row-id", 0)
-    for key in ("snapshots", "statistics", "partition-statistics", "snapshot-log", "metadata-log"):
-        made[key] = made.get(key) or []
-    made["properties"] = made.get("properties") or {}
-    current = made.get("current-snapshot-id")
-    made["current-snapshot-id"] = None if current in (None, -1) else current
-    refs = made.get("refs") or {}
-    if made["current-snapshot-id"] is not None and MAIN not in refs:
-        refs = {MAIN: {"snapshot-id": current, "type": "branch"}, **refs}
-    made["refs"] = refs
+    current = made["current-snapshot-id"]
+    if current == -1:
+        made["current-snapshot-id"] = None
+    elif current is not None and MAIN not in made["refs"]:
+        made["refs"] = {MAIN: {"snapshot-id": current, "type": "branch"}, **made["refs"]}
     return made
 
 
+_DEFAULTS: Final[Json] = {
+    "last-sequence-number": 0,
+    "last-updated-ms": 0,
+    "sort-orders": [UNSORTED],
+    "default-sort-order-id": 0,
+    "snapshots": [],
+    "statistics": [],
+    "partition-statistics": [],
+    "snapshot-log": [],
+    "metadata-log": [],
+    "properties": {},
+    "current-snapshot-id": None,
+    "refs": {},
+}
+"""Never changed: a commit replaces lists and dictionaries."""
 _REQUIRED: Final = (
     *("location", "table-uuid", "schemas", "current-schema-id", "last-column-id"),
     *("partition-specs", "default-spec-id", "last-partition-id"),

@@ -158,24 +158,24 @@ def same_schema(one: Json, other: Json) -> bool:
     return plain(one) == plain(other)
 
 
-def bound_fields(
-    fields: Sequence[Json], known: set[int], renumbered: Mapping[int, int] | None, *, what: str
-) -> list[Json]:
-    """Return the fields of a spec or an order with their sources in the schema, renumbered."""
+def bound_fields(fields: Sequence[Json], renumbered: Mapping[int, int], *, what: str) -> list[Json]:
+    """Return the fields of a spec or an order with the new ids of their source columns.
+
+    The source of a `void` field may have been dropped: it keeps its id.
+    """
     bound = []
     for field in fields:
         sources = field.get("source-ids") or [field.get("source-id")]
-        if field.get("transform") != "void" or renumbered is not None:
-            missing = [source for source in sources if source not in known]
-            if missing:
-                raise bad_request(f"{what} field has an unknown source column", source=missing[0])
-        if renumbered is None:
-            bound.append(dict(field))
-        elif "source-ids" in field:
-            bound.append({**field, "source-ids": [renumbered[source] for source in sources]})
-        else:
-            bound.append({**field, "source-id": renumbered[sources[0]]})
+        missing = [source for source in sources if source not in renumbered]
+        if missing and field.get("transform") != "void":
+            raise bad_request(f"{what} field has an unknown source column", source=missing[0])
+        new = [renumbered.get(source, source) for source in sources]
+        bound.append({**field, **_source_of(field, new)})
     return bound
+
+
+def _source_of(field: Json, ids: list[int]) -> Json:
+    return {"source-ids": ids} if "source-ids" in field else {"source-id": ids[0]}
 
 
 def _same_source(one: Json, other: Json) -> bool:

@@ -288,23 +288,17 @@ async def _body(request: Request) -> bytes:
     """Read the body; a larger one than allowed is not read to its end."""
     if request.headers.get("content-encoding", "identity") != "identity":
         raise bad_request("request body must not be compressed")
-    length = request.headers.get("content-length", "0")
-    if length.isascii() and length.isdigit() and int(length[:18]) > BODY_BYTES_MAX:
-        raise _too_large()
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > BODY_BYTES_MAX:
-            raise _too_large()
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _too_large() -> Refusal:
-    return Refusal(
+    too_large = Refusal(
         413, "BadRequestException", "request body is too large", bytes_max=BODY_BYTES_MAX
     )
+    if int(request.headers.get("content-length", "0")) > BODY_BYTES_MAX:
+        raise too_large
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_BYTES_MAX:
+            raise too_large
+    return bytes(body)
 
 
 def _failure(error: FrazilError) -> Answer:

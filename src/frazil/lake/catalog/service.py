@@ -226,20 +226,22 @@ class Catalog:
             raise bad_request("table stands twice in one transaction")
         with self._alone(names):
             for _attempt in range(ATTEMPTS_MAX):
-                built = self._build_all(changes)
-                try:
-                    self._swap([each for each in built if each.new is not each.base])
-                except SwapLost:
-                    continue
-                for each in built:
-                    if each.base is not None and each.new is not each.base:
-                        self._files.delete_outgrown(each.base.metadata, each.new.metadata)
-                return [each.new for each in built]
+                with contextlib.suppress(SwapLost):
+                    return self._commit_once(changes)
         raise commit_failed(
             "other programs changed the table again and again",
             tables=",".join(names),
             attempts=ATTEMPTS_MAX,
         )
+
+    def _commit_once(self, changes: Sequence[TableChange]) -> list[Loaded]:
+        built = self._build_all(changes)
+        changed = [each for each in built if each.new is not each.base]
+        self._swap(changed)
+        for each in changed:
+            if each.base is not None:
+                self._files.delete_outgrown(each.base.metadata, each.new.metadata)
+        return [each.new for each in built]
 
     def _build_all(self, changes: Sequence[TableChange]) -> list[_Built]:
         built: list[_Built] = []

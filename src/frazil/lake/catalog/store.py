@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Store", "Swap", "SwapLost"]
 
+MEMORY: Final = ":memory:"
+"""The path of a file in memory."""
 BUSY_TIMEOUT_MS: Final = 10_000
 EXISTS: Final = "exists"
 """The property that every namespace has, so that one without properties has a row too."""
@@ -95,20 +97,20 @@ class Store:
     """The rows of one catalog. All methods may be called from any thread.
 
     Args:
-        path: the SQLite file, made if it is missing; None for one in memory.
+        path: the SQLite file, made if it is missing.
         catalog: the name that this catalog's rows have.
         file_system: makes the file, for its owner only.
     """
 
-    def __init__(self, path: str | None, *, catalog: str, file_system: FileSystem) -> None:
+    def __init__(self, path: str, *, catalog: str, file_system: FileSystem) -> None:
         self._catalog = catalog
-        self._path = path or ":memory:"
+        self._path = path
         self._lock = threading.RLock()
         with self._translated("open"):
-            if path is not None and file_system.stat(path) is None:
+            if path != MEMORY:
                 with contextlib.suppress(FileExistsError):
                     file_system.open(path, "create").close()
-            self._connection = connection = apsw.Connection(self._path)
+            self._connection = connection = apsw.Connection(path)
             connection.set_busy_timeout(BUSY_TIMEOUT_MS)
             connection.execute("PRAGMA journal_mode = wal")
             connection.execute("PRAGMA synchronous = full")
