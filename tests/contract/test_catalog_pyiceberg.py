@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import (
-    CommitFailedException,
     NoSuchTableError,
-    TableAlreadyExistsError,
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -38,19 +35,6 @@ def ns(catalog):
 
 def count(table):
     return len(table.scan().to_arrow())
-
-
-def test_rows_that_were_appended_are_read(client, ns):
-    """Two appends are two snapshots and all rows, for another client too."""
-    table = client.create_table(f"{ns}.t", schema=ROWS.schema)
-    table.append(ROWS)
-    table.append(ROWS, snapshot_properties={"frazil.offset-end": "20"})
-    found = client.load_table(f"{ns}.t")
-    assert count(found) == 20
-    assert found.current_snapshot().summary["frazil.offset-end"] == "20"
-    assert [entry.snapshot_id for entry in found.history()] == [
-        snapshot.snapshot_id for snapshot in found.snapshots()
-    ]
 
 
 def test_columns_evolve(client, ns):
@@ -130,20 +114,6 @@ def test_branches_and_tags_come_and_go(client, ns):
     assert set(client.load_table(f"{ns}.t").refs()) == {"main"}
 
 
-def test_snapshots_expire(client, ns):
-    """Expired snapshots are gone for every client, and the current one stays."""
-    table = client.create_table(f"{ns}.t", schema=ROWS.schema)
-    for _number in range(3):
-        table.append(ROWS)
-    old = [snapshot.snapshot_id for snapshot in table.snapshots()][:2]
-    table.maintenance.expire_snapshots().by_ids(old).commit()
-    found = client.load_table(f"{ns}.t")
-    assert [snapshot.snapshot_id for snapshot in found.snapshots()] == [
-        table.current_snapshot().snapshot_id
-    ]
-    assert count(found) == 30
-
-
 def test_a_transaction_is_one_commit(client, ns):
     """A schema change, rows and properties in one transaction are one metadata file."""
     table = client.create_table(f"{ns}.t", schema=ROWS.schema)
@@ -173,15 +143,6 @@ def test_a_table_is_made_with_its_first_rows(client, ns):
     assert client.list_tables(ns) == [(ns, "t")]
 
 
-def test_two_creations_of_one_table_have_one_winner(client, ns):
-    """A staged creation fails if another made the table meanwhile."""
-    transaction = client.create_table_transaction(f"{ns}.t", schema=ROWS.schema)
-    client.create_table(f"{ns}.t", schema=ROWS.schema)
-    with pytest.raises((CommitFailedException, TableAlreadyExistsError)):
-        transaction.commit_transaction()
-    assert count(client.load_table(f"{ns}.t")) == 0
-
-
 def test_a_purge_deletes_the_files_of_the_table_only(client, ns, tmp_path):
     """All files below the table go; its neighbour's and a file added from elsewhere stay."""
     table = client.create_table(f"{ns}.t", schema=ROWS.schema)
@@ -198,29 +159,6 @@ def test_a_purge_deletes_the_files_of_the_table_only(client, ns, tmp_path):
     assert [path for path in home.rglob("*") if path.is_file()] == []
     assert elsewhere.exists()
     assert count(client.load_table(f"{ns}.n")) == 10
-
-
-def test_writers_at_once_lose_nothing(catalog, ns):
-    """Four clients append at once and retry their conflicts: every row is there once."""
-    catalog.pyiceberg().create_table(f"{ns}.t", schema=ROWS.schema)
-
-    def write(number):
-        client = catalog.pyiceberg()
-        conflicts = 0
-        for step in range(3):
-            rows = pa.table({"a": pa.array([number * 100 + step], pa.int64()), "b": ["x"]})
-            while True:
-                try:
-                    client.load_table(f"{ns}.t").append(rows)
-                    break
-                except CommitFailedException:
-                    conflicts += 1
-        return conflicts
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(write, range(4)))
-    found = catalog.pyiceberg().load_table(f"{ns}.t").scan().to_arrow()["a"].to_pylist()
-    assert sorted(found) == sorted(number * 100 + step for number in range(4) for step in range(3))
 
 
 def test_tables_of_version_3_are_read(client, ns):

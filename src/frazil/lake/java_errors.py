@@ -204,11 +204,11 @@ def meaning_of(causes: Sequence[Cause], *, action: str, table: str, writes: bool
     for meaning in table_of_meanings:
         for cause in causes:
             if _fits(meaning, cause):
-                return _told(meaning.error, meaning.message, cause, action=action, table=table)
+                return _error(meaning.error, meaning.message, cause, action=action, table=table)
     root = causes[-1]
     if writes:
-        return _told(CommitUnknown, _UNKNOWN, root, action=action, table=table)
-    return _told(
+        return _error(CommitUnknown, _UNKNOWN, root, action=action, table=table)
+    return _error(
         Unavailable, "Spark failed, logs/lake.log has the trace", root, action=action, table=table
     )
 
@@ -218,7 +218,7 @@ def _fits(meaning: _Meaning, cause: Cause) -> bool:
     return named and meaning.text in cause.text
 
 
-def _told(
+def _error(
     error: Callable[..., FrazilError], message: str, cause: Cause, *, action: str, table: str
 ) -> FrazilError:
     return error(message, table=table, action=action, cause=_sentence(cause))

@@ -30,7 +30,7 @@ def values(result):
     return json.loads(result.stdout)
 
 
-def test_the_version_is_told():
+def test_the_version_is_printed():
     """`frazil --version` prints the package's version."""
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"frazil {frazil.__version__}\n")

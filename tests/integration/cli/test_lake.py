@@ -57,7 +57,7 @@ def test_a_topic_is_flushed_paused_and_shown(data):
     assert described["watermarks"]["committed"] == 3
 
 
-def test_what_waits_is_told_where_no_engine_runs(data):
+def test_waiting_records_are_reported_where_no_engine_runs(data):
     """Records that only the log has count in bytes and seconds; the last commit is remembered."""
     with frazil.open(data) as db:
         db.topic("orders").append_many([{"id": n} for n in range(3)])
@@ -105,7 +105,7 @@ def test_a_lake_is_taken_away_with_a_confirmation_only(data):
     call(data, "topic", "delete", "orders", "--yes")
 
 
-def test_status_is_told_beside_a_running_engine(data):
+def test_status_is_reported_while_an_engine_runs(data):
     """It reads what the engine writes about itself; what changes something names the process."""
     program = (
         "import sys, frazil\n"

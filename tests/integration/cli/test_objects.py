@@ -38,7 +38,7 @@ class Place:
         assert result.exit_code == code, (result.output, result.exception)
         return result.stdout, result.stderr
 
-    def told(self, *words):
+    def printed(self, *words):
         """Run `frazil` and return its JSON."""
         return json.loads(self.call("--output", "json", *words)[0])
 
@@ -62,10 +62,10 @@ def place(tmp_path):
 
 def test_objects_are_listed_by_topic_and_one_by_one(place):
     """`ls` tells how far each topic is uploaded; of one topic it tells every object."""
-    (topic,) = place.told("objects", "ls")
+    (topic,) = place.printed("objects", "ls")
     assert (topic["topic"], topic["start"], topic["uploaded"]) == (TOPIC, 0, 8)
     assert (topic["objects"], topic["lag_records"]) == (2, 0)
-    objects = place.told("objects", "ls", TOPIC)
+    objects = place.printed("objects", "ls", TOPIC)
     assert [(each["offset_first"], each["offset_last"]) for each in objects] == [(0, 4), (5, 7)]
     assert sorted(each["key"] for each in objects) == place.keys()
     table, _ = place.call("objects", "ls")
@@ -75,27 +75,27 @@ def test_objects_are_listed_by_topic_and_one_by_one(place):
 
 
 def test_collecting_changes_nothing_without_yes(place):
-    """A stray is told, condemned only with --yes, and deleted by the run after that."""
+    """A stray is listed, condemned only with --yes, and deleted by the run after that."""
     stray = object_key(KeyParts(place.broker, 1, "abc", 0, 1, "00000000"))
     path = place.store / stray
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"left behind")
-    assert place.told("objects", "collect")["spared"] == 1
+    assert place.printed("objects", "collect")["spared"] == 1
     old = time.time() - 30 * 86_400
     os.utime(path, (old, old))
     kept = place.keys()
     for _ in range(2):
-        found = place.told("objects", "collect")
+        found = place.printed("objects", "collect")
         assert found["dry_run"]
         assert [each["key"] for each in found["condemned"]] == [stray]
     assert place.keys() == kept
-    found = place.told("objects", "collect", "--yes")
+    found = place.printed("objects", "collect", "--yes")
     assert [each["key"] for each in found["condemned"]] == [stray]
     assert place.keys() == kept
     table, notes = place.call("objects", "collect")
     assert stray in table
     assert "--yes" in notes
-    found = place.told("objects", "collect", "--yes")
+    found = place.printed("objects", "collect", "--yes")
     assert [each["key"] for each in found["deleted"]] == [stray]
     assert place.keys() == [key for key in kept if key != stray]
 

@@ -44,17 +44,17 @@ def published(call, topic, *arguments, code=0, given=None):
 
 def test_ndjson_makes_a_table_topic_and_comes_back(call):
     """Rows on stdin create a topic with their columns; reading gives them back in order."""
-    told = published(call, "t", given='{"id":1,"x":1.5}\n\n{"id":2,"x":null}\n')
-    assert (told["accepted"], told["rejected"], told["created"]) == (2, 0, True)
-    assert (told["offset_first"], told["offset_last"]) == (0, 1)
+    report = published(call, "t", given='{"id":1,"x":1.5}\n\n{"id":2,"x":null}\n')
+    assert (report["accepted"], report["rejected"], report["created"]) == (2, 0, True)
+    assert (report["offset_first"], report["offset_last"]) == (0, 1)
     rows = lines_of(call("read", "t"))
     assert [(row["_offset"], row["id"], row["x"]) for row in rows] == [(0, 1, 1.5), (1, 2, None)]
 
 
 def test_lines_make_a_message_topic_and_come_back(call):
     """Lines are payloads, empty ones too; bytes that are no text come back as base64, or raw."""
-    told = published(call, "m", given=b"one\n\n\xff\r\nlast")
-    assert told["accepted"] == 4
+    report = published(call, "m", given=b"one\n\n\xff\r\nlast")
+    assert report["accepted"] == 4
     payloads = [row["payload"] for row in lines_of(call("read", "m"))]
     assert payloads == ["one", "", {"base64": "/w=="}, "last"]
     assert call("read", "m", "--format", "raw").stdout_bytes == b"one\n\n\xff\nlast\n"
@@ -134,10 +134,10 @@ def table(call):
 def test_a_bad_row_is_named_and_the_good_ones_are_kept(table, bad, reason):
     """Each kind of bad row is rejected with its line and reason; skipping keeps the others."""
     given = b'{"id":1}\n' + bad + b'\n{"id":3}\n'
-    told = published(table, "t", "--on-error", "skip", given=given)
-    assert (told["accepted"], told["rejected"]) == (2, 1)
-    assert told["errors"][0]["line"] == 2
-    assert reason in told["errors"][0]["reason"]
+    report = published(table, "t", "--on-error", "skip", given=given)
+    assert (report["accepted"], report["rejected"]) == (2, 1)
+    assert report["errors"][0]["line"] == 2
+    assert reason in report["errors"][0]["reason"]
     assert ids(table, "t") == [1, 3]
 
 
@@ -146,17 +146,17 @@ def test_stop_publishes_nothing_of_the_bad_batch(table, bad):
     """With stop the batches before the bad row are there, and nothing of its own batch."""
     rows = [b'{"id":%d}' % number for number in range(10)]
     rows[7] = bad
-    told = published(table, "t", "--batch", 3, given=b"\n".join(rows), code=2)
-    assert (told["accepted"], told["rejected"], told["stopped"]) == (6, 1, True)
-    assert told["errors"][0]["line"] == 8
+    report = published(table, "t", "--batch", 3, given=b"\n".join(rows), code=2)
+    assert (report["accepted"], report["rejected"], report["stopped"]) == (6, 1, True)
+    assert report["errors"][0]["line"] == 8
     assert ids(table, "t") == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_first_bad_row_in_the_file_is_named_first(table):
-    """Rows that fail late checks are told in the order of the file, too."""
+    """Rows that fail late checks are reported in the order of the file, too."""
     given = b'{"id":1}\n{"id":null}\n{"id":2,"at":"x"}\nnonsense\n'
-    told = published(table, "t", "--on-error", "skip", given=given)
-    assert [error["line"] for error in told["errors"]] == [2, 3, 4]
+    report = published(table, "t", "--on-error", "skip", given=given)
+    assert [error["line"] for error in report["errors"]] == [2, 3, 4]
     assert published(table, "t", given=given, code=2)["errors"][0]["line"] == 2
 
 
@@ -164,8 +164,8 @@ def test_rejected_rows_go_to_a_file(table, tmp_path):
     """The reject file has file, line, reason and the row as it was, also if it is no text."""
     rejects = tmp_path / "rejects.ndjson"
     given = b'{"id":1}\nbad\n\xff\xfe\n{"id":2}\n'
-    told = published(table, "t", "--reject-file", rejects, given=given)
-    assert (told["accepted"], told["rejected"]) == (2, 2)
+    report = published(table, "t", "--reject-file", rejects, given=given)
+    assert (report["accepted"], report["rejected"]) == (2, 2)
     found = [json.loads(line) for line in rejects.read_text().splitlines()]
     assert [(each["line"], each["original"]) for each in found] == [
         (2, "bad"),
@@ -178,11 +178,11 @@ def test_bad_rows_of_parquet_are_named_by_row(table, tmp_path):
     """A null in the key of a Parquet row is rejected by its number; the others are published."""
     file = tmp_path / "x.parquet"
     pq.write_table(pa.table({"id": [1, None, 3, None]}), file)
-    told = published(table, "t", file, "--on-error", "skip")
-    assert (told["accepted"], [error["line"] for error in told["errors"]]) == (2, [2, 4])
+    report = published(table, "t", file, "--on-error", "skip")
+    assert (report["accepted"], [error["line"] for error in report["errors"]]) == (2, [2, 4])
     assert ids(table, "t") == [1, 3]
-    told = published(table, "t", file, code=2)
-    assert (told["accepted"], told["errors"][0]["line"]) == (0, 2)
+    report = published(table, "t", file, code=2)
+    assert (report["accepted"], report["errors"][0]["line"]) == (0, 2)
 
 
 FILES = [
@@ -232,9 +232,9 @@ MESSAGES = [
 def test_a_bad_envelope_is_named(call, bad, reason):
     """Each kind of bad envelope is rejected with its line; the good message is kept."""
     good = '{"payload":"p","key":"k","attributes":{"a":"b"},"_offset":7}'
-    told = published(call, "m", "--envelope", "--on-error", "skip", given=f"{good}\n{bad}\n")
-    assert (told["accepted"], told["errors"][0]["line"]) == (1, 2)
-    assert reason in told["errors"][0]["reason"]
+    report = published(call, "m", "--envelope", "--on-error", "skip", given=f"{good}\n{bad}\n")
+    assert (report["accepted"], report["errors"][0]["line"]) == (1, 2)
+    assert reason in report["errors"][0]["reason"]
     (row,) = lines_of(call("read", "m"))
     assert (row["payload"], row["key"], row["attributes"]) == ("p", "k", {"a": "b"})
 
@@ -252,8 +252,8 @@ def test_a_named_producer_publishes_each_row_once(call, tmp_path):
     file.write_text("".join(f"{n}\n" for n in range(50)))
     assert published(call, "m", file, "--producer", "p", "--batch", 3)["accepted"] == 50
     file.write_text("".join(f"{n}\n" for n in range(60)))
-    told = published(call, "m", file, "--producer", "p", "--batch", 7)
-    assert (told["accepted"], told["already_published"]) == (10, 50)
+    report = published(call, "m", file, "--producer", "p", "--batch", 7)
+    assert (report["accepted"], report["already_published"]) == (10, 50)
     payloads = call("read", "m", "--format", "raw").stdout.split()
     assert payloads == [str(n) for n in range(60)]
 
@@ -265,12 +265,12 @@ def test_a_run_that_stopped_goes_on_behind_what_it_published(table, tmp_path):
     file.write_text("\n".join([*rows[:7], "bad", *rows[8:]]))
     assert published(table, "t", file, "--producer", "p", "--batch", 3, code=2)["accepted"] == 6
     file.write_text("\n".join(rows))
-    told = published(table, "t", file, "--producer", "p", "--batch", 3)
-    assert (told["accepted"], told["already_published"]) == (4, 6)
+    report = published(table, "t", file, "--producer", "p", "--batch", 3)
+    assert (report["accepted"], report["already_published"]) == (4, 6)
     assert ids(table, "t") == list(range(10))
 
 
-def test_reading_starts_where_it_is_told(table):
+def test_reading_starts_at_the_given_offset_or_time(table):
     """An offset, a limit, a time and a span choose what is read."""
     published(table, "t", given="".join(f'{{"id":{n}}}\n' for n in range(5)))
     assert ids(table, "t", "--from", 3) == [3, 4]
@@ -292,8 +292,8 @@ def test_table_and_csv_output(table):
     assert "raw payloads" in table("read", "t", "--format", "raw", code=2).stderr
 
 
-def test_changes_are_told_by_their_operation(table, tmp_path):
-    """A keyed topic's records say what they do, in all formats; a delete has nulls but for its key."""
+def test_changes_have_the_name_of_their_operation(table, tmp_path):
+    """A keyed topic's records have their operation, in all formats; a delete has nulls but for its key."""
     with frazil.open(tmp_path / "data") as db:
         topic = db.topic("t")
         topic.insert(id=1, x=0.5)
@@ -303,9 +303,9 @@ def test_changes_are_told_by_their_operation(table, tmp_path):
     assert [row["_op"] for row in rows] == ["insert", "update", "delete"]
     assert (rows[0]["x"], rows[0]["s"]) == (0.5, None)
     assert (rows[2]["id"], rows[2]["x"], rows[2]["s"]) == (1, None, None)
-    told = pa.ipc.open_stream(table("read", "t", "--format", "arrow").stdout_bytes).read_all()
-    assert told.schema.names == ["_offset", "_time", "_op", "id", "x", "s", "at"]
-    assert told.column("_op").to_pylist() == ["insert", "update", "delete"]
+    report = pa.ipc.open_stream(table("read", "t", "--format", "arrow").stdout_bytes).read_all()
+    assert report.schema.names == ["_offset", "_time", "_op", "id", "x", "s", "at"]
+    assert report.column("_op").to_pylist() == ["insert", "update", "delete"]
 
 
 @pytest.mark.parametrize("bad", [b'{"id":"x"}', b'{"v":1}', b'{"id":5,"v":"x"}', b"nonsense"])
@@ -315,12 +315,12 @@ def test_a_bad_row_of_a_keyed_topic_with_parts_is_named_alone(call, bad):
     call("topic", "create", "k", *columns, "--partitions", 8)
     rows = [b'{"id":%d,"v":1}' % number for number in range(20)]
     given = b"\n".join([*rows[:6], bad, *rows[6:]])
-    told = published(call, "k", "--on-error", "skip", given=given)
-    assert (told["accepted"], told["rejected"]) == (20, 1)
-    assert told["errors"][0]["line"] == 7
+    report = published(call, "k", "--on-error", "skip", given=given)
+    assert (report["accepted"], report["rejected"]) == (20, 1)
+    assert report["errors"][0]["line"] == 7
     assert sorted(ids(call, "k")) == list(range(20))
-    told = published(call, "k", given=given, code=2)
-    assert (told["accepted"], told["errors"][0]["line"]) == (0, 7)
+    report = published(call, "k", given=given, code=2)
+    assert (report["accepted"], report["errors"][0]["line"]) == (0, 7)
 
 
 def test_a_partitioned_topic_is_read_whole(call):

@@ -116,8 +116,8 @@ def test_objects_of_a_running_broker_are_listed_and_collected(world, broker):
     old = time.time() - 30 * 86_400
     os.utime(path, (old, old))
     for words, left in (((), True), (("--yes",), True), (("--yes",), False)):
-        told = json.loads(world.run("-d", world.data, "-o", "json", "objects", "collect", *words))
-        assert [each["key"] for each in told["condemned"] + told["deleted"]] == [stray]
+        found = json.loads(world.run("-d", world.data, "-o", "json", "objects", "collect", *words))
+        assert [each["key"] for each in found["condemned"] + found["deleted"]] == [stray]
         assert path.exists() is left
     assert broker.poll() is None
 

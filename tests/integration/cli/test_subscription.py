@@ -45,8 +45,8 @@ def serving(tmp_path, **settings):
     where = ("--data", str(tmp_path / "data"), "--output", "json")
     command = [sys.executable, "-m", "frazil.cli", "serve", *where, *PORTS, *given]
     errors = tmp_path / "stderr"
-    with errors.open("wb") as told:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=told)
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
     timer = threading.Timer(SECONDS_MAX, process.kill)
     timer.start()
     try:
@@ -114,14 +114,14 @@ def test_what_cannot_be_undone_needs_a_yes(call):
     assert found["acked_below"] == 3
 
 
-def test_wrong_words_are_told_by_their_option(call):
+def test_wrong_values_are_reported_with_their_option(call):
     """A place or a topic that does not exist is an error of one line."""
     call("create", "orders", "s")
     call("reset", "orders", "s", "--to", 4, "--yes")
     for place in ("soon", "-1", "-0.5"):
-        told = call("reset", "orders", "s", "--to", place, "--yes", code=2).stderr
-        assert "--to takes earliest" in told
-        assert "a span with its unit" in told
+        message = call("reset", "orders", "s", "--to", place, "--yes", code=2).stderr
+        assert "--to takes earliest" in message
+        assert "a span with its unit" in message
     assert values(call("list", "orders", "-o", "json"))[0]["acked_below"] == 4
     assert "no such topic" in call("list", "nothing", code=3).stderr
     assert (
@@ -138,12 +138,12 @@ def test_an_engine_that_is_no_broker_is_not_asked(call, tmp_path):
         run.mkdir(exist_ok=True)
         # Of a broker that was killed long ago.
         (run / "broker.json").write_text('{"pid": 1, "http_url": "http://127.0.0.1:9"}')
-        told = call("list", code=4).stderr
-        assert "pid=" in told
+        message = call("list", code=4).stderr
+        assert "pid=" in message
         assert db.topics() == ["/default/orders"]
 
 
-def test_a_broker_that_asks_who_calls(call, tmp_path):
+def test_a_broker_with_authentication(call, tmp_path):
     """Over TLS, with a token of an administrator by option or environment, and no other."""
     certificate, key = write_certificate(tmp_path)
     for name, text in (("access.yaml", ACCESS), ("secrets", SECRET)):

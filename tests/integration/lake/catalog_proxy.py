@@ -1,4 +1,4 @@
-"""A proxy in front of a catalog that loses or holds what it is told to, before or behind a commit."""
+"""A proxy in front of a catalog: it loses or holds a chosen commit, before or after the catalog has it."""
 
 from __future__ import annotations
 

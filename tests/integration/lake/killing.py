@@ -61,7 +61,7 @@ def wake(pid):
 class Workers:
     """Real workers, one after the other: the next is started when it is needed.
 
-    Each is told the way to the catalog that `address` gives.
+    `address` returns the address of the catalog for each of them.
     """
 
     def __init__(self, world, directories, address, orders):

@@ -181,8 +181,8 @@ class Stage:
         story.commit_here(plan)
         story.commit_here(story.next_plan())
         wake(self.workers.pid)
-        told = CommitResult.of(self.workers.engine.hear(number).body)
-        assert told.state in {"committed", "already"}, (step, told)
+        result = CommitResult.of(self.workers.engine.hear(number).body)
+        assert result.state in {"committed", "already"}, (step, result)
         story.check_quickly()
 
     def sleep_in_a_request(self, story):

@@ -31,7 +31,7 @@ STEPS_SHORT = ("committing", "committed")
 
 
 class Lives:
-    """Programs over one data directory, one after the other, and what they were told is safe."""
+    """Programs over one data directory, one after the other, and the records that were acked to them."""
 
     def __init__(self, path, orders):
         self.path = path
@@ -114,10 +114,10 @@ def test_programs_killed_during_a_commit_double_and_lose_nothing(world, lives):
             # Whatever it had begun is cut short where it is: its engine is gone.
             assert wake_and_wait(asleep.pop())
     if EXHAUSTIVE:
-        code, told = lives.command("verify", "t")
+        code, report = lives.command("verify", "t")
     else:
-        code, told = verify_here(world, lives.path, "t", port=lives.port)
-    assert (code, told["verdict"], told["problems"]) == (0, "good", [])
+        code, report = verify_here(world, lives.path, "t", port=lives.port)
+    assert (code, report["verdict"], report["problems"]) == (0, "good", [])
     assert all(wake_and_wait(group) for group in asleep)
     with opened(world, lives.path) as db:
         db.lake.flush("t")

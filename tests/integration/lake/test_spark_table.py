@@ -60,9 +60,9 @@ def test_a_conflict_is_one_sentence(world):
     topic = world.topic(COLUMNS)
     sid = append(world, topic, 0, 5, None)
     append(world, topic, 5, 9, sid)
-    with pytest.raises(Conflict) as told:
+    with pytest.raises(Conflict) as caught:
         append(world, topic, 5, 9, sid)
-    text = str(told.value)
+    text = str(caught.value)
     assert str(topic.table) in text
     assert "ValidationException" in text
     assert "\n" not in text

@@ -100,10 +100,10 @@ def test_a_wiped_directory_does_not_touch_a_full_table(world, tmp_path):
     with opened(world, tmp_path) as db:
         topic = db.create_topic("full", COLUMNS, lake=True)
         publish(topic, own, 4)
-        with pytest.raises(Unavailable) as told:
+        with pytest.raises(Unavailable) as caught:
             db.lake.flush("full")
-        assert "frazil lake adopt" in str(told.value)
-        assert "belongs to another topic" in str(told.value)
+        assert "frazil lake adopt" in str(caught.value)
+        assert "belongs to another topic" in str(caught.value)
         assert db.lake.status()["topics"]["/default/full"]["state"] == "stopped: foreign_table"
         table = catalog_of(db).load_table(("default", "full"))
         assert table.metadata.current_snapshot_id == sid
@@ -149,18 +149,18 @@ def test_the_exit_code_of_verify_is_the_verdict(world, tmp_path):
     with opened(world, tmp_path) as db:
         publish(db.create_topic("judged", COLUMNS, lake=True), wanted, 12)
         db.lake.flush("judged")
-    code, told = verify_here(world, tmp_path, "judged")
-    assert (code, told["verdict"], told["rows"], told["compared"]) == (0, "good", 12, 12)
+    code, report = verify_here(world, tmp_path, "judged")
+    assert (code, report["verdict"], report["rows"], report["compared"]) == (0, "good", 12, 12)
     with opened(world, tmp_path) as db:
         catalog_of(db).load_table(("default", "judged")).delete("_offset = 3")
-    code, told = verify_here(world, tmp_path, "judged")
-    assert (code, told["deleted"], told["deleted_ranges"]) == (2, 1, ["3"])
+    code, report = verify_here(world, tmp_path, "judged")
+    assert (code, report["deleted"], report["deleted_ranges"]) == (2, 1, ["3"])
     with opened(world, tmp_path) as db:
         table = catalog_of(db).load_table(("default", "judged"))
         table.append(table.scan(row_filter="_offset = 5").to_arrow())
-    code, told = verify_here(world, tmp_path, "judged")
-    assert (code, told["verdict"]) == (8, "damaged")
-    assert (told["problems"][0]["kind"], told["problems"][0]["examples"]) == ("doubled", ["5"])
+    code, report = verify_here(world, tmp_path, "judged")
+    assert (code, report["verdict"]) == (8, "damaged")
+    assert (report["problems"][0]["kind"], report["problems"][0]["examples"]) == ("doubled", ["5"])
 
 
 def test_a_table_is_sorted_as_its_topic_says(world, tmp_path):

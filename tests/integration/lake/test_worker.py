@@ -76,8 +76,8 @@ class Engine:
         return self.ask("hello", hello_body(settings, self.world.address))
 
     def steps(self, number):
-        told = [each for each in self.heard if each.id == number and each.state == "progress"]
-        return [each.body["step"] for each in told]
+        steps = [each for each in self.heard if each.id == number and each.state == "progress"]
+        return [each.body["step"] for each in steps]
 
     def end(self):
         self.connection.close()
@@ -219,8 +219,8 @@ def test_a_worker_that_cannot_start_says_why(world, engine):
         load_settings(environment={}, overrides={"data_dir": str(made.directory)}), world.address
     )
     body["catalog"]["uri"] = f"http://127.0.0.1:{free_port()}"
-    told = made.hear(made.ask("hello", body))
-    assert (told.state, told.error) == ("failed", "unavailable")
-    assert "catalog cannot be reached" in told.message
+    answer = made.hear(made.ask("hello", body))
+    assert (answer.state, answer.error) == ("failed", "unavailable")
+    assert "catalog cannot be reached" in answer.message
     made.process.send_signal(signal.SIGTERM)
     assert made.process.wait(60) == 0

@@ -51,7 +51,7 @@ def test_json_is_an_array_with_all_columns(written):
     assert len(text.splitlines()) == 4 + 2
 
 
-def test_an_empty_result_is_told_in_each_format(written):
+def test_an_empty_result_has_a_form_in_each_format(written):
     """Without rows JSON is an empty array, CSV and Arrow still have the columns."""
     assert write_batches(SCHEMA, [], "json") == 0
     assert written() == b"[]\n"
@@ -95,7 +95,7 @@ def test_a_long_table_is_shown_in_pages(written):
     assert any("1499" in line for line in lines)
 
 
-def test_writing_ends_between_pages_when_told(written):
+def test_writing_ends_between_pages_after_a_cancel(written):
     """After a cancel no further page is written, and JSON is closed."""
     batch = pa.record_batch({"n": list(range(5000))})
     answers = iter([True, False])

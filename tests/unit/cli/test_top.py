@@ -17,7 +17,7 @@ from tests.support import SimulatedClock, SimulatedFileSystem
 
 
 def stats(head, *, written=0, flushed=0, zone="green"):
-    """What an engine tells, shortened to what is shown."""
+    """The statistics of an engine, shortened to what is shown."""
     return {
         "data_dir": "d",
         "health": "ok",
@@ -133,12 +133,12 @@ class Place:
         file.close()
 
     def sample(self, **changes):
-        told = {"time_us": self.clock.now_us(), "pid": os.getppid(), "stats": {"health": "ok"}}
-        return json.dumps({**told, **changes}).encode()
+        fields = {"time_us": self.clock.now_us(), "pid": os.getppid(), "stats": {"health": "ok"}}
+        return json.dumps({**fields, **changes}).encode()
 
 
 def test_a_running_engine_is_found_by_its_file():
-    """A fresh file of a process that lives is a running engine; its sample is what it told."""
+    """A fresh file of a process that lives is a running engine; its sample is the content of its file."""
     place = Place()
     assert not place.engine.find()
     place.write(place.sample())

@@ -417,12 +417,6 @@ def test_a_staged_table_without_one_of_its_parts_is_refused(missing):
     assert refused(base, *updates, is_new=True).status == 400
 
 
-def test_an_unknown_update_is_not_understood():
-    """An action that the specification does not have is refused as a whole."""
-    with pytest.raises(msgspec.ValidationError):
-        drafted(fresh(), {"action": "explode"})
-
-
 TRUE = [
     {"type": "assert-table-uuid", "uuid": "11111111-AAAA-4bbb-8ccc-222222222222"},
     {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": 7},

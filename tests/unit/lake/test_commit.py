@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import msgspec
 import pytest
 
 from frazil.errors import (
@@ -15,7 +14,7 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.lake.commit import STEPS, CommitRequest, CommitResult, Verdict, commit
+from frazil.lake.commit import STEPS, CommitRequest, Verdict, commit
 from frazil.lake.plan import PartRange, Plan, TableName
 from frazil.lake.table import OFFSET_END, TOPIC_ID, ends_of
 from frazil.model import WHOLE
@@ -159,32 +158,12 @@ def test_a_plan_that_is_in_the_table_writes_nothing(lake):
     assert lake.calls == [("load", "t")]
 
 
-def test_a_table_within_the_range_gets_the_rest(lake):
-    """Rows are filtered at the watermark, whatever the plan's boundaries."""
-    lake.commit(0, 7)
-    result = lake.commit(0, 12)
-    assert (result.state, result.rows_in) == ("committed", 5)
-    assert lake.offsets == list(range(12))
-
-
 def test_a_table_below_the_plan_is_planned_anew(lake):
     """Nothing is written over a hole."""
     lake.commit(0, 7)
     result = lake.commit(9, 12)
     assert (result.state, result.ends) == ("replan", {WHOLE: 7})
     assert lake.offsets == list(range(7))
-
-
-def test_all_parts_are_in_every_summary(lake):
-    """A commit of some parts repeats the ends of the others."""
-    both = (PartRange(0, 1, 0, 5, ()), PartRange(1, 2, 0, 4, ()))
-    lake.move(both, {})
-    result = lake.move((PartRange(1, 2, 4, 6, ()),), {0: 5, 1: 4})
-    assert result.ends == {0: 5, 1: 6}
-    assert ends_of(lake.main.snapshots[lake.main.head].summary) == {0: 5, 1: 6}
-    result = lake.move((PartRange(0, 1, 0, 9, ()), PartRange(1, 2, 4, 6, ())), {})
-    assert (result.state, result.rows_in) == ("committed", 4)
-    assert len(lake.main.ours()) == len(set(lake.main.ours())) == 15
 
 
 @pytest.mark.parametrize(
@@ -256,19 +235,6 @@ def test_rejects_land_before_main(lake):
     assert appends == ["t__rejects", "t"]
     assert ends_of(lake.side.snapshots[lake.side.head].summary) == {WHOLE: 10}
     assert [step for step in STEPS if step in lake.steps] == lake.steps
-
-
-def test_the_side_table_may_be_ahead_and_is_not_doubled(lake):
-    """After a crash between the two commits only rejects above its own watermark are added."""
-    lake.rejected = {2, 5, 8, 11}
-    lake.landing = True
-    lake.errors = [None, CorruptionError("worker died")]
-    lake.landing = False
-    with pytest.raises(CorruptionError):
-        lake.commit(0, 7)
-    assert (lake.rejects, lake.offsets, lake.commit(0, 4).state) == ([2, 5], [], "committed")
-    assert (lake.rejects, lake.commit(4, 12).state) == ([2, 5], "committed")
-    assert (lake.rejects, lake.offsets) == ([2, 5, 8, 11], [0, 1, 3, 4, 6, 7, 9, 10])
 
 
 def test_a_side_table_of_another_topic_stops_before_main(lake):
@@ -408,10 +374,3 @@ def test_a_table_without_the_topics_columns_stops(lake):
     assert lake.commit(0, 5).reason == "schema_behind"
     lake.schema_version = 4
     assert lake.commit(0, 5).state == "committed"
-
-
-def test_a_request_and_a_result_go_over_the_wire(lake):
-    """Both are read back as they were written."""
-    result = lake.commit(0, 5)
-    data = msgspec.json.encode(result)
-    assert msgspec.json.decode(data, type=CommitResult) == result

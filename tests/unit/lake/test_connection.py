@@ -36,7 +36,7 @@ WRITING = {
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_as_such(code):
+def test_a_full_disk_is_reported_as_such(code):
     """The setting is named, and what to do."""
     with (
         pytest.raises(Unavailable, match=r"full, free room.*lake\.warehouse"),

@@ -117,7 +117,7 @@ def test_a_late_lower_mark_hides_no_commit_that_is_not_synced(world):
 
 
 def test_without_any_mark_everything_that_lives_is_synced(world):
-    """Others expired all marks: which files are new cannot be told any more."""
+    """Others expired all marks: which files are new cannot be known any more."""
     data = world.append(0, owner="") | world.append(1, owner="", day=2)
     files, _directories = world.sync({-1: 5})
     assert {path for path in data if path.endswith(".parquet")} < set(files)

@@ -61,12 +61,12 @@ def test_the_pinned_versions_belong_together():
 def test_jars_of_a_directory_are_copied_and_then_used_alone(tmp_path, small, source):
     """After the copy the directory is not needed any more."""
     cache = str(tmp_path / "cache")
-    told = []
+    calls = []
     paths = jars.ensure_jars(
-        cache, conf=NOWHERE, source=source, progress=lambda *step: told.append(step)
+        cache, conf=NOWHERE, source=source, progress=lambda *step: calls.append(step)
     )
     total = sum(map(len, CONTENTS.values()))
-    assert told[-1] == (total, total)
+    assert calls[-1] == (total, total)
     assert [Path(path).read_bytes() for path in paths] == list(CONTENTS.values())
     for name in os.listdir(source):
         os.unlink(os.path.join(source, name))
@@ -132,10 +132,10 @@ def test_jars_are_fetched_once_from_the_first_repository_that_has_them(tmp_path,
     """Progress counts bytes of all jars; a second call asks for nothing."""
     address, asked = mirror
     conf = {"spark.jars.repositories": f"{address}/absent, {address}/"}
-    told = []
+    calls = []
     for _call in range(2):
         paths = jars.ensure_jars(
-            str(tmp_path / "cache"), conf=conf, progress=lambda *step: told.append(step)
+            str(tmp_path / "cache"), conf=conf, progress=lambda *step: calls.append(step)
         )
         assert [Path(path).read_bytes() for path in paths] == list(CONTENTS.values())
     assert asked == [
@@ -145,7 +145,7 @@ def test_jars_are_fetched_once_from_the_first_repository_that_has_them(tmp_path,
         "/org/example/two/1.0/two-1.0.jar",
     ]
     total = sum(map(len, CONTENTS.values()))
-    assert told == [(len(CONTENTS["one"]), total), (total, total)]
+    assert calls == [(len(CONTENTS["one"]), total), (total, total)]
 
 
 @pytest.mark.parametrize("data", [b"First jar", b"first jar and more", b"first"])

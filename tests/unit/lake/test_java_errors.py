@@ -17,7 +17,7 @@ from frazil.errors import (
 from frazil.lake.java_errors import Cause, causes_of, java_calls, meaning_of
 
 
-def told(*causes, writes=True):
+def meant(*causes, writes=True):
     return meaning_of(
         [Cause(*each) for each in causes], action="append", table="a.b", writes=writes
     )
@@ -63,16 +63,18 @@ CASES = [
 @pytest.mark.parametrize(("causes", "writing", "reading"), CASES, ids=lambda each: str(each)[:60])
 def test_each_failure_has_its_class(causes, writing, reading):
     """For a write and for a read; a read is never of unknown outcome."""
-    assert type(told(*causes)) is writing
+    assert type(meant(*causes)) is writing
     if writing is not Conflict and writing is not CommitUnknown:
-        assert type(told(*causes, writes=False)) is reading
+        assert type(meant(*causes, writes=False)) is reading
     if reading is Unavailable:
-        assert type(told(*causes, writes=False)) is Unavailable
+        assert type(meant(*causes, writes=False)) is Unavailable
 
 
 def test_the_sentence_names_table_action_and_cause():
     """On one line, without the trace that Java puts behind its first line."""
-    error = told(("ValidationException", "Found conflicting files: [f]\n\tat org.apache.x(Y.java)"))
+    error = meant(
+        ("ValidationException", "Found conflicting files: [f]\n\tat org.apache.x(Y.java)")
+    )
     text = str(error)
     assert "table=a.b" in text
     assert "cause=ValidationException: Found conflicting files: [f]" in text
@@ -82,7 +84,7 @@ def test_the_sentence_names_table_action_and_cause():
 
 def test_a_long_cause_is_cut():
     """A list of a thousand files does not flood the log or the terminal."""
-    assert len(str(told(("ValidationException", "f" * 10_000)))) < 500
+    assert len(str(meant(("ValidationException", "f" * 10_000)))) < 500
 
 
 def test_python_failures_have_their_own_name():

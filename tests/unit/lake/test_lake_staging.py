@@ -1,4 +1,4 @@
-"""What the lake takes of a topic's files, and who waits for its table."""
+"""The files of a topic that a plan takes, and the waits for its table."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_files_of_one_set_with_different_columns_are_damage():
 
 
 def test_planned_files_are_found_by_name_or_not_at_all():
-    """A plan whose file was merged away is told from one that can run."""
+    """A plan whose file was merged away has no files; another has all of them."""
     _version, ranges = plan_parts([sets_of(file(0, 5), file(5, 6))], bytes_max=999, files_max=9)
     assert planned_files(picture(file(0, 5), file(5, 6)), ranges) == [file(0, 5), file(5, 6)]
     assert planned_files(picture(file(0, 6)), ranges) is None
@@ -128,40 +128,40 @@ def test_waits_end_when_the_table_is_there_or_will_not_be():
     """Each waits for its own part and offset; a refusal wakes all, and nobody waits after it."""
     woken = []
     waits = TierWaits(lambda: woken.append(1), timeout_s=1.0)
-    told = []
+    called = []
     waits.ask(0, 5)
     waits.ask(0, 4)
     assert (waits.asked, woken) == ({0: 5}, [1])
     assert waits.is_asked()
-    assert waits.watch(0, 5, lambda: told.append("five"))
-    assert waits.watch(0, 9, lambda: told.append("nine"))
-    assert waits.watch(1, 1, lambda: told.append("other"))
+    assert waits.watch(0, 5, lambda: called.append("five"))
+    assert waits.watch(0, 9, lambda: called.append("nine"))
+    assert waits.watch(1, 1, lambda: called.append("other"))
     waits.moved({0: 5})
-    assert (told, waits.is_asked()) == (["five"], False)
-    assert not waits.watch(0, 5, lambda: told.append("never"))
+    assert (called, waits.is_asked()) == (["five"], False)
+    assert not waits.watch(0, 5, lambda: called.append("never"))
     waits.refuse("stopped: gone")
-    assert told == ["five", "nine", "other"]
-    assert not waits.watch(0, 99, lambda: told.append("never"))
+    assert called == ["five", "nine", "other"]
+    assert not waits.watch(0, 99, lambda: called.append("never"))
     waits.moved({0: 6})
-    assert not waits.watch(0, 99, lambda: told.append("never"))
+    assert not waits.watch(0, 99, lambda: called.append("never"))
     waits.refuse("")
-    assert waits.watch(0, 99, lambda: told.append("late"))
+    assert waits.watch(0, 99, lambda: called.append("late"))
     waits.moved({0: 99})
-    assert told[-1] == "late"
+    assert called[-1] == "late"
 
 
-def test_a_watch_that_is_taken_back_is_not_told():
+def test_a_watch_that_is_taken_back_is_not_called():
     """A caller that gave up is forgotten."""
     waits = TierWaits(lambda: None, timeout_s=1.0)
-    told = []
+    called = []
 
     def tell():
-        told.append(1)
+        called.append(1)
 
     assert waits.watch(-1, 3, tell)
     waits.forget(tell)
     waits.moved({-1: 3})
-    assert told == []
+    assert called == []
 
 
 def test_a_plan_is_as_large_as_the_memory_of_its_writers_allows():
@@ -181,11 +181,11 @@ def test_a_plan_is_as_large_as_the_memory_of_its_writers_allows():
 def test_a_tier_that_only_grows_never_goes_back():
     """Of two who tell how far it is, the later one with less changes nothing."""
     waits = TierWaits(lambda: None, timeout_s=1.0)
-    told = []
-    assert waits.watch(-1, 10, lambda: told.append(1))
+    called = []
+    assert waits.watch(-1, 10, lambda: called.append(1))
     waits.grew(-1, 9)
-    assert told == []
+    assert called == []
     waits.grew(-1, 12)
     waits.grew(-1, 11)
-    assert (told, waits.reached) == ([1], {-1: 12})
-    assert not waits.watch(-1, 12, lambda: told.append("never"))
+    assert (called, waits.reached) == ([1], {-1: 12})
+    assert not waits.watch(-1, 12, lambda: called.append("never"))

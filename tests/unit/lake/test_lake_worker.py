@@ -16,7 +16,7 @@ from frazil.lake.worker_client import LakeWorker, Launched
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that a test moves."""
 
     def __init__(self):
         self.now = 1000.0
@@ -140,7 +140,7 @@ def test_a_worker_is_started_greeted_and_asked(world):
 
 
 def test_a_worker_that_dies_is_replaced_with_a_higher_epoch(world):
-    """Who waited is told that the outcome is not known; the next one starts after a pause."""
+    """Requests under way fail with an unknown outcome; the next worker starts after a pause."""
     world.ready()
     answers = []
     world.worker.request("commit", {}, answers.append)
@@ -222,7 +222,7 @@ def test_a_worker_that_hangs_while_it_starts_is_replaced(world):
 
 
 def test_a_worker_that_refuses_to_start_says_why(world):
-    """What `hello` failed of is told, and starts come ever more slowly."""
+    """`why` has the failure of `hello`, and starts come ever more slowly."""
     world.script["hello"] = [
         {"state": "failed", "error": "unavailable", "message": "there is no Java"}
     ]
@@ -241,7 +241,7 @@ def test_a_worker_that_refuses_to_start_says_why(world):
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(world):
-    """No room for another process is told and tried again later."""
+    """A failed fork is reported and tried again later."""
     world.refusal = Unavailable("no processes left")
     world.worker.step()
     assert "no processes left" in world.worker.why
@@ -325,17 +325,17 @@ def test_a_worker_that_was_never_ready_is_ended_at_once(world):
     assert world.processes[0].signals == ["kill"]
 
 
-def test_starts_that_are_refused_again_and_again_are_told_once(world, caplog):
-    """The second refusal counts as one for all who wait; only the first is a warning."""
+def test_repeated_refusals_of_starts_are_logged_once(world, caplog):
+    """From the second refusal on waiting calls get it; only the first is a warning."""
     refusal = {"state": "failed", "error": "unavailable", "message": "there is no Java"}
     world.script["hello"] = [refusal]
-    told = []
+    refusals = []
     for count in range(1, 4):
         world.clock.now += 60.0
         world.until(lambda count=count: len(world.processes) == count)
         world.until(lambda: world.worker.state == "waiting")
-        told.append(world.worker.refused)
-    assert told == ["", "there is no Java", "there is no Java"]
+        refusals.append(world.worker.refused)
+    assert refusals == ["", "there is no Java", "there is no Java"]
     warnings = [each for each in caplog.records if each.levelname == "WARNING"]
     assert [each.message for each in warnings] == ["lake_worker_lost"]
     world.script["hello"] = [{"state": "done"}]
@@ -344,8 +344,8 @@ def test_starts_that_are_refused_again_and_again_are_told_once(world, caplog):
     assert world.worker.refused == ""
 
 
-def test_the_steps_of_a_start_are_told(world):
-    """Whoever looks sees what a worker is at before it is ready."""
+def test_the_steps_of_a_start_are_reported(world):
+    """`describe` has the step of a worker that is not ready yet."""
     step = "fetching Spark's jars, 3 of 49 MB"
     world.script["hello"] = [{"state": "progress", "body": {"step": step}}]
     world.until(lambda: world.worker.step_name)

@@ -123,7 +123,7 @@ def test_names_that_spark_confuses_are_refused(one, other):
                 check_lake_schema(declare_schema(schema))
 
 
-def test_paths_are_told_apart():
+def test_paths_are_distinguished():
     """A column with a dot is fine unless a struct has a field of that path."""
     check_lake_schema(declare_schema({"a.b": "int", "a": "struct<c:int>"}))
     for kind, path in (

@@ -145,8 +145,8 @@ def test_without_summaries_the_highest_of_three_counts():
 
 def test_a_summary_counts_alone():
     """While a summary is left, neither an old property nor a bound says anything."""
-    told = view({WHOLE: 7}, properties={WHOLE: 9}, bounds={WHOLE: 11})
-    assert watermarks(told, {WHOLE: 13}) == ({WHOLE: 7}, True)
+    stated = view({WHOLE: 7}, properties={WHOLE: 9}, bounds={WHOLE: 11})
+    assert watermarks(stated, {WHOLE: 13}) == ({WHOLE: 7}, True)
 
 
 def test_a_look_without_a_plan_gives_marks_or_a_reason():

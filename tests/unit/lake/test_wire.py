@@ -1,4 +1,4 @@
-"""Messages between engine and worker: framed, versioned, and junk is told from the end."""
+"""Messages between engine and worker: framed, versioned; junk is another error than the end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_messages_arrive_in_order_and_equal(pair):
     assert receive(two) == MESSAGES[0]
 
 
-def test_the_end_of_the_other_side_is_told(pair):
+def test_the_end_of_the_other_side_is_an_error(pair):
     """A closed socket is `Closed`, before a message and within one, for both directions."""
     one, two = pair
     one.sendall(encode(MESSAGES[0])[:9])

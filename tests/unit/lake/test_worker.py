@@ -76,9 +76,9 @@ def test_a_jvm_that_dies_by_itself_ends_the_worker(exits):
 
 def test_a_fetch_tells_the_megabytes():
     """The last one counts although it is not full."""
-    told = []
-    fetch_steps(told.append)(2_500_000, 2_500_001)
-    assert told == ["fetching Spark's jars, 2 of 3 MB"]
+    steps = []
+    fetch_steps(steps.append)(2_500_000, 2_500_001)
+    assert steps == ["fetching Spark's jars, 2 of 3 MB"]
 
 
 def test_settings_that_would_change_rows_are_named():

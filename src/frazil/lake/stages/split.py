@@ -45,26 +45,27 @@ def keep_rejected(frame: DataFrame, context: Context) -> DataFrame:
 
 def _original(schema: pa.Schema) -> Column:
     """Return the bytes of a record that was read raw, as `frazil.lake.originals` describes."""
-    columns = [_told(by_name(field.name), field.type).alias(field.name) for field in schema]
+    columns = [_json_form(by_name(field.name), field.type).alias(field.name) for field in schema]
     return F.to_json(F.struct(*columns)).cast(T.BinaryType())
 
 
-def _told(column: Column, data_type: pa.DataType) -> Column:
+def _json_form(column: Column, data_type: pa.DataType) -> Column:
     if pt.is_struct(data_type):
         fields = [
-            _told(column.getField(child.name), child.type).alias(child.name) for child in data_type
+            _json_form(column.getField(child.name), child.type).alias(child.name)
+            for child in data_type
         ]
         return F.when(column.isNotNull(), F.struct(*fields))
     if pt.is_map(data_type):
         return F.transform(
             F.map_entries(column),
             lambda entry: F.struct(
-                _told(entry.getField("key"), data_type.key_type).alias("key"),
-                _told(entry.getField("value"), data_type.item_type).alias("value"),
+                _json_form(entry.getField("key"), data_type.key_type).alias("key"),
+                _json_form(entry.getField("value"), data_type.item_type).alias("value"),
             ),
         )
     if pt.is_list(data_type):
-        return F.transform(column, lambda each: _told(each, data_type.value_type))
+        return F.transform(column, lambda each: _json_form(each, data_type.value_type))
     if pt.is_timestamp(data_type) and not is_doubtful(data_type):
         return F.unix_micros(column.cast(T.TimestampType()))
     if pt.is_date(data_type):

@@ -1,4 +1,4 @@
-"""A table follows its topic's columns: by id, one commit a version, whoever else is at work."""
+"""A table follows its topic's columns: by id, one commit a version, while others change it too."""
 
 from __future__ import annotations
 
