@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -113,11 +113,10 @@ def _frames(facts: JournalFacts, segment: int | None, topic: str | None) -> Iter
         raise NotFound("the log knows no such topic", topic=topic)
     if facts.survey is None:
         return
-    for each in facts.survey.found:
-        if segment in {None, each.segment.id}:
-            for frame in frames_of(each):
-                if topic is None or getattr(frame.head, "topic", None) in ids:
-                    yield frame
+    chosen = [each for each in facts.survey.found if segment in {None, each.segment.id}]
+    for frame in chain.from_iterable(map(frames_of, chosen)):
+        if topic is None or getattr(frame.head, "topic", None) in ids:
+            yield frame
 
 
 def _frame_values(facts: JournalFacts, frame: FrameFacts) -> dict[str, Any]:

@@ -32,6 +32,7 @@ Format = Literal["ndjson", "table", "csv", "arrow", "raw"]
 PART_FIELD: Final = pa.field("_part", pa.int32(), nullable=False)
 OP_FIELD: Final = pa.field("_op", pa.string(), nullable=False)
 
+OFFSETS_MAX: Final = 1 << 63
 _OFFSET: Final = re.compile(r"\d{1,19}\Z", re.ASCII)
 
 
@@ -85,15 +86,14 @@ def read(
             _Cursor(part, index if is_parted else None, first, skip_lost=skip_lost)
             for index, part in enumerate(parts)
         ]
-        left = limit
+        left = OFFSETS_MAX if limit is None else limit
         with _Writer(file_format, parts[0], is_parted=is_parted) as writer:
             for part, batch in ((each.part, batch) for each in cursors for batch in each.batches()):
-                some = batch if left is None or batch.count <= left else batch.slice(0, left)
+                some = batch if batch.count <= left else batch.slice(0, left)
                 writer.write(some, part)
-                if left is not None:
-                    left -= some.count
-                    if left <= 0:
-                        return
+                left -= some.count
+                if left <= 0:
+                    return
 
 
 class _Writer:

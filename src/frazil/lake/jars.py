@@ -127,14 +127,11 @@ def ensure_jars(
     """
     files = file_system or RealFileSystem()
     inspected = inspect_jars(directory, file_system=files)
-    wrong = [(jar, path, found) for jar, path, found in inspected if found != jar.sha256]
-    missing = [jar for jar, _path, _found in wrong]
+    missing = [jar for jar, _path, found in inspected if found != jar.sha256]
     if source:
         _check_source(source, missing, files)
     else:
-        for jar, path, found in wrong:
-            if found:
-                raise _wrong(jar, path, found, "remove this file and run it again")
+        _check_cache(inspected)
     if missing and announce is not None:
         announce(missing)
     total = sum(jar.bytes for jar in missing)
@@ -153,6 +150,12 @@ def ensure_jars(
                 error=error,
             ) from error
     return [path for _jar, path, _found in inspected]
+
+
+def _check_cache(inspected: Sequence[tuple[Jar, str, str]]) -> None:
+    for jar, path, found in inspected:
+        if found not in {"", jar.sha256}:
+            raise _wrong(jar, path, found, "remove this file and run it again")
 
 
 def _addresses(jar: Jar, conf: Mapping[str, str], source: str) -> list[str]:

@@ -18,7 +18,7 @@ from frazil.telemetry import warn
 if TYPE_CHECKING:
     from frazil.lake.plan import Plan
     from frazil.metadata import MetadataStore
-    from frazil.tiers import DiskTier, FilesPin
+    from frazil.tiers import DiskFile, DiskTier, FilesPin
 
 __all__ = ["LakePlans", "OperatorOverrides"]
 
@@ -79,14 +79,12 @@ class LakePlans:
 
     def keep(self, uid: str, plan: Plan) -> bool:
         """Pin a plan's files and keep them from being merged; False if one of them is gone."""
-        topics = sorted({each.topic for each in plan.parts})
-        pictures = [self._disk.picture(topic) for topic in topics]
-        found = [planned_files(picture, plan.parts) for picture in pictures]
-        files = [file for some in found for file in some or ()]
+        files = self._files(plan)
+        if files is None:
+            return False
         pin = self._disk.pins.pin(files)
-        # Pinned first: what is still registered now stays where it is.
-        fresh = [planned_files(self._disk.picture(topic), plan.parts) for topic in topics]
-        if None in found or None in fresh:
+        # Pinned first: a file that is still registered now stays.
+        if self._files(plan) is None:
             pin.close()
             return False
         self.release(uid)
@@ -94,6 +92,12 @@ class LakePlans:
         for file in files:
             self._disk.planned.setdefault(file.topic, {})[file.name] = uid
         return True
+
+    def _files(self, plan: Plan) -> list[DiskFile] | None:
+        """Return the files of a plan, None if one of them is gone."""
+        topics = sorted({each.topic for each in plan.parts})
+        found = [planned_files(self._disk.picture(topic), plan.parts) for topic in topics]
+        return None if None in found else [file for some in found for file in some or ()]
 
     def persist(self, uid: str, plan: Plan) -> None:
         """Make a plan durable; before it is sent for the first time."""

@@ -257,18 +257,21 @@ class TopicRejects:
         own = [each for each in known if part is None or each.key.part == part]
         if offsets == "all":
             return own
-        wanted = [offsets] if isinstance(offsets, int) else list(offsets)
+        wanted = {offsets} if isinstance(offsets, int) else set(offsets)
         counts = Counter(each.key.offset for each in own)
         for offset in wanted:
-            if not counts[offset]:
-                raise NotFound("no such reject", topic=self._topic.name, offset=offset)
-            if counts[offset] > 1:
-                raise InvalidRequest(
-                    "several parts have a reject at this offset, name the part",
-                    topic=self._topic.name,
-                    offset=offset,
-                )
+            self._check_named(offset, counts[offset])
         return [each for each in own if each.key.offset in wanted]
+
+    def _check_named(self, offset: int, count: int) -> None:
+        if not count:
+            raise NotFound("no such reject", topic=self._topic.name, offset=offset)
+        if count > 1:
+            raise InvalidRequest(
+                "several parts have a reject at this offset, name the part",
+                topic=self._topic.name,
+                offset=offset,
+            )
 
     def _records(
         self, side: _Side | None, keys: Collection[RejectKey]

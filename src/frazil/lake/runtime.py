@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from frazil.log import DataDirectory
     from frazil.metadata import MetadataStore
     from frazil.model import TopicSpec
-    from frazil.tiers import Tiers
+    from frazil.tiers import Tiers, TopicTiers
     from frazil.topic import Instance, TopicRuntime
 
 __all__ = ["Lake", "LakeCatalog", "topic_facts", "totals"]
@@ -597,32 +597,33 @@ def _records(runtime: TopicRuntime, committed: int) -> int:
 def _waiting(topic: LakeTopic, tiers: Tiers, committed: Ends, now_us: int) -> dict[str, Any]:
     """Return the bytes that wait, how many files they are in, and how old the oldest is."""
     size = files = 0
-    oldest: int | None = None
+    times: list[int] = []
     for runtime in topic.runtimes:
-        try:
+        end = committed.get(runtime.part, 0)
+        with contextlib.suppress(NotFound):
             own = tiers.topic(runtime.state.id)
-        except NotFound:
-            continue
-        unflushed = own.memory.unflushed(own.flushed)
-        times = [unflushed.time_us] if unflushed.time_us else []
-        size += unflushed.bytes
-        if not own.loaded:
-            first = max(own.flushed, committed.get(runtime.part, 0))
-            bytes_only, time_us = _only_in_the_log(runtime, first)
-            size = size + max(bytes_only - unflushed.bytes, 0)
-            times += [time_us] if time_us else []
-        for span in own.disk.picture(own.id).spans:
-            if span.end > committed.get(runtime.part, 0):
-                staged = [file for file in span.files if file.rows]
-                size += sum(file.bytes for file in staged)
-                files += len(staged)
-                times += [file.time_first for file in staged]
-        oldest = min([*times, *([] if oldest is None else [oldest])], default=None)
+            spans = [span for span in own.disk.picture(own.id).spans if span.end > end]
+            staged = [file for span in spans for file in span.files if file.rows]
+            bytes_memory, times_memory = _not_flushed(runtime, own, end)
+            size += bytes_memory + sum(file.bytes for file in staged)
+            files += len(staged)
+            times += [*times_memory, *(file.time_first for file in staged)]
     return {
         "lag_bytes": size,
-        "lag_seconds": None if oldest is None else round(max(now_us - oldest, 0) / 1e6, 3),
+        "lag_seconds": round(max(now_us - min(times), 0) / 1e6, 3) if times else None,
         "staged_files": files,
     }
+
+
+def _not_flushed(runtime: TopicRuntime, own: TopicTiers, committed: int) -> tuple[int, list[int]]:
+    """Return the bytes of records that are in no file, and the times of some of the oldest."""
+    unflushed = own.memory.unflushed(own.flushed)
+    size, times = unflushed.bytes, [unflushed.time_us]
+    if not own.loaded:
+        bytes_log, time_us = _only_in_the_log(runtime, max(own.flushed, committed))
+        size = max(size, bytes_log)
+        times.append(time_us)
+    return size, [each for each in times if each]
 
 
 def _only_in_the_log(runtime: TopicRuntime, first: int) -> tuple[int, int]:

@@ -607,23 +607,12 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
     side = _side_view(topic, tables, view)
     ends = _ends(view, side)
     foreign = view.topic_id != topic.uid
-    strays: Ends = {}
-    firsts = {each.part: first_held(each) for each in topic.runtimes}
-    if not foreign:
-        strays = _strays(topic, view, side)
-        firsts = {**topic.lineage_ends(), **strays}
+    strays = {} if foreign else _strays(topic, view, side)
+    firsts = _held(topic) if foreign else {**topic.lineage_ends(), **strays}
     theirs = ranges_between(firsts, {part: ends.get(part, 0) for part in firsts})
     left_out = _own_records(topic, theirs)
     if (foreign or left_out) and not confirm:
-        raise InvalidRequest(
-            "the table has records of another log; with confirm=True this topic continues after "
-            "them, and its own records at these offsets do not get into the table: read them and "
-            "publish them again",
-            table=topic.table,
-            topic_id=view.topic_id,
-            ours=topic.uid,
-            left_out=sum(each.size for each in left_out.values()),
-        )
+        raise _unconfirmed(topic, view, left_out)
     if theirs and not foreign:
         _declare_adopted(topic, tables, strays, theirs)
     raised = {each.part: _raise_head(each, ends.get(each.part, 0)) for each in topic.runtimes}
@@ -631,8 +620,7 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
         # The side table may be ahead of it.
         tables.advance(topic.table, ends)
     if foreign:
-        everything = {part: RangeSet([(0, end)]) for part, end in ends.items() if end}
-        tables.take_over(topic.table, topic.uid, everything)
+        tables.take_over(topic.table, topic.uid, ranges_between({}, ends))
     topic.decide(OperatorOverrides(paused=topic.overrides.paused), adopted=True)
     event("lake_adopted", topic=topic.name, foreign=foreign, ends=ends, left_out=left_out)
     return {
@@ -642,6 +630,23 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
         "taken_over": foreign,
         "left_out": {str(part): [list(each) for each in own] for part, own in left_out.items()},
     }
+
+
+def _held(topic: LakeTopic) -> Ends:
+    """Return the first offsets that are held, by part."""
+    return {each.part: first_held(each) for each in topic.runtimes}
+
+
+def _unconfirmed(topic: LakeTopic, view: TableState, left_out: Ranges) -> InvalidRequest:
+    return InvalidRequest(
+        "the table has records of another log; with confirm=True this topic continues after "
+        "them, and its own records at these offsets do not get into the table: read them and "
+        "publish them again",
+        table=topic.table,
+        topic_id=view.topic_id,
+        ours=topic.uid,
+        left_out=sum(each.size for each in left_out.values()),
+    )
 
 
 def _declare_adopted(topic: LakeTopic, tables: CatalogTables, strays: Ends, theirs: Ranges) -> None:

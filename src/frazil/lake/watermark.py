@@ -143,11 +143,10 @@ def decide(
     remembered = known.chosen if known.choice == "replay" else known.remembered
     stated, conclusive = watermarks(view, remembered)
     marks = dict(stated)
-    parts = sorted({*marks, *known.durable, *known.remembered, *(each.part for each in ranges)})
     own = {**known.durable, **stray_starts(view, known.remembered, known.durable)}
-    for part in parts:
-        if marks.get(part, 0) > own.get(part, 0):
-            return _ahead(table, part, marks, own)
+    ahead = [part for part, mark in sorted(marks.items()) if mark > own.get(part, 0)]
+    if ahead:
+        return _ahead(table, ahead[0], marks, own)
     if conclusive:
         behind = _behind(marks, known.chosen if known.choice else known.remembered)
         if behind:
@@ -155,13 +154,12 @@ def decide(
         if known.choice == "accept":
             marks |= _behind(marks, known.remembered)
     gaps = {each.part: each.gaps for each in ranges}
-    for part in parts:
-        missing = _first_missing(marks.get(part, 0), known.held.get(part, 0), gaps.get(part, ()))
-        if missing is None:
-            continue
-        if known.choice != "accept":
+    for part, held in sorted(known.held.items()):
+        missing = _first_missing(marks.get(part, 0), held, gaps.get(part, ()))
+        if missing is not None and known.choice != "accept":
             return _missing(table, part, missing, stated)
-        marks[part] = missing[1]
+        if missing is not None:
+            marks[part] = missing[1]
     spent = marks == stated and not _behind(stated, known.remembered)
     return msgspec.structs.replace(_placed(marks, stated, ranges), choice_spent=spent)
 

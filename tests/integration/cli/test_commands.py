@@ -13,19 +13,6 @@ import frazil
 from frazil.cli.app import app
 
 
-@pytest.fixture
-def call(tmp_path):
-    """Run `frazil` on a fresh directory."""
-
-    def run(*arguments, given=None, code=0):
-        words = ["--data", str(tmp_path / "data"), *map(str, arguments)]
-        result = CliRunner().invoke(app, words, input=given)
-        assert result.exit_code == code, (result.output, result.exception)
-        return result
-
-    return run
-
-
 def values(result):
     return json.loads(result.stdout)
 

@@ -104,9 +104,17 @@ def test_ctrl_c_ends_a_command_with_130(tmp_path):
     assert "Traceback" not in err
 
 
-def wait_for_journal(data):
-    deadline = time.monotonic() + 20
-    while not list((data / "journal").glob("*.seg")) and time.monotonic() < deadline:
+def beginning_of(path):
+    with path.open("rb") as file:
+        return file.read(1 << 20)
+
+
+def wait_for_journal(data, content=b""):
+    """Wait until the beginning of a segment has some content."""
+    deadline = time.monotonic() + 60
+    segments = data / "journal"
+    while not any(content in beginning_of(each) for each in segments.glob("*.seg")):
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -116,8 +124,7 @@ def test_a_killed_publish_is_finished_by_the_next(tmp_path):
     file.write_text("".join(f"line {n}\n" for n in range(LINES)))
     words = ("publish", "t", file, "--producer", "p", "--batch", 20, "--data", data)
     process = start(*words)
-    wait_for_journal(data)
-    time.sleep(0.3)
+    wait_for_journal(data, b"line 100")
     process.kill()
     process.communicate()
     with frazil.open(data) as engine:

@@ -8,25 +8,10 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import frazil
-from frazil.cli.app import app
 
 ROWS = pa.table({"id": [1, 2, 3], "name": ["a", None, "ü"]})
-
-
-@pytest.fixture
-def call(tmp_path):
-    """Run `frazil` on a fresh directory; `given` is stdin."""
-
-    def run(*arguments, given=None, code=0):
-        words = ["--data", str(tmp_path / "data"), *map(str, arguments)]
-        result = CliRunner().invoke(app, words, input=given)
-        assert result.exit_code == code, (result.output, result.exception)
-        return result
-
-    return run
 
 
 def lines_of(result):

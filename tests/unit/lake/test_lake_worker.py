@@ -108,6 +108,17 @@ class World:
     def ready(self):
         self.until(lambda: self.worker.state == "ready")
 
+    def ask(self):
+        """Ask for a commit; return the list that its answers go to."""
+        answers = []
+        self.worker.request("commit", {}, answers.append)
+        return answers
+
+    def later(self, seconds):
+        """Step once so many seconds later."""
+        self.clock.now += seconds
+        self.worker.step()
+
 
 @pytest.fixture
 def world():
@@ -142,8 +153,7 @@ def test_a_worker_is_started_greeted_and_asked(world):
 def test_a_worker_that_dies_is_replaced_with_a_higher_epoch(world):
     """Requests under way fail with an unknown outcome; the next worker starts after a pause."""
     world.ready()
-    answers = []
-    world.worker.request("commit", {}, answers.append)
+    answers = world.ask()
     world.processes[0].die(137)
     world.until(lambda: answers)
     assert [(answer.state, answer.error) for answer in answers] == [("failed", "commit_unknown")]
@@ -160,11 +170,9 @@ def test_a_worker_that_hangs_is_killed_and_replaced(world):
     world.ready()
     world.clock.now += 3.0
     world.until(lambda: "ping" in world.processes[0].asked)
-    world.clock.now += 56.9
-    world.worker.step()
+    world.later(56.9)
     assert world.worker.state == "ready"
-    world.clock.now += 0.2
-    world.worker.step()
+    world.later(0.2)
     assert world.processes[0].signals == ["kill"]
     assert "said nothing for 60 s" in world.worker.why
     world.clock.now += 0.6
@@ -176,8 +184,7 @@ def test_a_worker_that_answers_pings_may_work_for_long(world):
     """A commit of many minutes is no reason to replace a worker that answers pings."""
     world.script["ping"] = [{"state": "done"}]
     world.ready()
-    answers = []
-    world.worker.request("commit", {}, answers.append)
+    answers = world.ask()
     for _minute in range(20):
         world.clock.now += 3.0
         asked = world.processes[0].asked
@@ -197,11 +204,9 @@ def test_a_worker_that_is_never_ready_is_replaced(world, monkeypatch):
     world.until(lambda: world.processes and "hello" in world.processes[0].asked)
     world.clock.now += 39.0
     world.until(lambda: "ping" in world.processes[0].asked)
-    world.clock.now += 10.9
-    world.worker.step()
+    world.later(10.9)
     assert world.worker.state == "starting"
-    world.clock.now += 0.2
-    world.worker.step()
+    world.later(0.2)
     assert world.processes[0].signals == ["kill"]
     assert "not ready in 50 s" in world.worker.why
 
@@ -213,11 +218,9 @@ def test_a_worker_that_hangs_while_it_starts_is_replaced(world):
     world.clock.now += 30.0
     world.until(lambda: "ping" in world.processes[0].asked)
     assert world.worker.state == "starting"
-    world.clock.now += 29.0
-    world.worker.step()
+    world.later(29.0)
     assert world.worker.state == "starting"
-    world.clock.now += 1.5
-    world.worker.step()
+    world.later(1.5)
     assert world.worker.state == "waiting"
 
 
@@ -254,8 +257,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(world):
 def test_the_end_gives_a_running_commit_its_time(world):
     """SIGTERM first; the answer that comes meanwhile is taken in, then the process is gone."""
     world.ready()
-    answers = []
-    world.worker.request("commit", {}, answers.append)
+    answers = world.ask()
     process = world.processes[0]
 
     def pause(_seconds):
@@ -276,8 +278,7 @@ def test_the_end_gives_a_running_commit_its_time(world):
 def test_a_worker_that_ends_reads_nothing_and_is_not_pinged(world):
     """It has stopped listening, as the real one does: that is no reason to kill its commit."""
     world.ready()
-    answers = []
-    world.worker.request("commit", {}, answers.append)
+    answers = world.ask()
     process = world.processes[0]
     begun = world.clock.now
 
@@ -303,8 +304,7 @@ def test_a_commit_that_takes_too_long_is_abandoned_at_the_end(world):
     """After its time the process is killed, and the commit's outcome is not known."""
     world.script["ping"] = [{"state": "done"}]
     world.ready()
-    answers = []
-    world.worker.request("commit", {}, answers.append)
+    answers = world.ask()
     begun = world.clock.now
 
     def pause(_seconds):
