@@ -146,22 +146,6 @@ def test_a_running_engine_is_found_by_its_file():
     assert place.engine.sample() == Sample(place.clock.now_us(), os.getppid(), {"health": "ok"})
 
 
-def test_an_old_file_is_no_running_engine():
-    """If the file is not renewed the engine counts as ended."""
-    place = Place()
-    place.write(place.sample(time_us=place.clock.now_us() - 60_000_000))
-    assert not place.engine.find()
-    with pytest.raises(NotFound):
-        place.engine.sample()
-
-
-def test_what_this_process_left_is_no_running_engine():
-    """A file with the number of this very process is not another engine."""
-    place = Place()
-    place.write(place.sample(pid=os.getpid()))
-    assert not place.engine.find()
-
-
 def test_a_dead_process_is_no_running_engine():
     """A file that a killed process left is not taken for a running engine."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
@@ -172,17 +156,29 @@ def test_a_dead_process_is_no_running_engine():
     assert not place.engine.find()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"time_us": 1}', b'{"time_us":"x"}', b"\xff"])
-def test_a_file_that_is_no_sample_is_passed_over(data):
+OTHERS = {
+    "an old file": {"time_us": 1},
+    "this process": {"pid": os.getpid()},
+    "no process": {"pid": 0},
+    "a process group": {"pid": -1},
+    "an impossible process": {"pid": 2**70},
+    "another type": {"stats": 1},
+}
+
+
+@pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS)
+def test_samples_of_no_running_engine_are_not_found(fields):
+    """An old file, one of this very process, of no process, and junk are no running engine."""
+    place = Place()
+    place.write(place.sample(**fields))
+    assert place.engine.find() is None
+    with pytest.raises(NotFound):
+        place.engine.sample()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"time_us": 1}', b"\xff"])
+def test_a_file_that_is_no_sample_is_ignored(data):
     """Junk is no sample and no error."""
     place = Place()
     place.write(data)
-    assert not place.engine.find()
-
-
-@pytest.mark.parametrize("pid", [0, -1, 2**70])
-def test_impossible_processes_are_not_alive(pid):
-    """A file with the number of no process is not a running engine."""
-    place = Place()
-    place.write(place.sample(pid=pid))
-    assert not place.engine.find()
+    assert place.engine.find() is None

@@ -128,25 +128,30 @@ def test_a_failing_disk_fails_the_commit_for_certain(verb, code):
     assert world.commit(setting(k="v")).metadata["properties"]["k"] == "v"
 
 
-def swap_behind(world, number):
-    """Commit as another program would: past the catalog's locks."""
+def overtake(world, *updates):
+    """Let another program commit right before the next swap: past the catalog's locks."""
+    original = world.store.swap
     other = Catalog(world.store, file_system=world.fs, clock=world.clock, warehouse=world.warehouse)
-    other.commit([change(setting(foreign=str(number)))])
+
+    def swap(swaps):
+        world.store.swap = original
+        other.commit([change(*updates)])
+        original(swaps)
+
+    world.store.swap = swap
+
+
+def fail_swaps(world, error):
+    def swap(_swaps):
+        raise error
+
+    world.store.swap = swap
 
 
 def test_a_commit_that_another_program_overtakes_is_built_again(world):
     """A lost swap is tried on the new state; both changes are there, and no file is left over."""
     world.create()
-    original = world.store.swap
-    overtaken = []
-
-    def swap(swaps):
-        if not overtaken:
-            overtaken.append(True)
-            swap_behind(world, 1)
-        original(swaps)
-
-    world.store.swap = swap
+    overtake(world, setting(foreign="1"))
     loaded = world.commit(setting(own="1"))
     assert loaded.metadata["properties"]["foreign"] == "1"
     assert loaded.metadata["properties"]["own"] == "1"
@@ -156,7 +161,7 @@ def test_a_commit_that_another_program_overtakes_is_built_again(world):
 def test_a_commit_that_is_always_overtaken_fails_for_certain(world):
     """After ten lost swaps the commit fails, and all new files are gone."""
     world.create()
-    world.store.swap = lambda swaps: (_ for _ in ()).throw(SwapLost)
+    fail_swaps(world, SwapLost)
     before = world.disk.paths()
     with pytest.raises(Refusal, match="again and again") as caught:
         world.commit(setting(own="1"))
@@ -167,27 +172,9 @@ def test_a_commit_that_is_always_overtaken_fails_for_certain(world):
 def test_a_requirement_is_checked_again_after_a_lost_swap(world):
     """What another program did in between can make the requirement false."""
     world.create()
-    original = world.store.swap
-    overtaken = []
-
-    def swap(swaps):
-        if not overtaken:
-            overtaken.append(True)
-            other = Catalog(
-                world.store, file_system=world.fs, clock=world.clock, warehouse=world.warehouse
-            )
-            schema = {**SCHEMA, "fields": [{**SCHEMA["fields"][0], "name": "z"}]}
-            other.commit(
-                [
-                    change(
-                        {"action": "add-schema", "schema": schema},
-                        {"action": "set-current-schema", "schema-id": -1},
-                    )
-                ]
-            )
-        original(swaps)
-
-    world.store.swap = swap
+    schema = {**SCHEMA, "fields": [{**SCHEMA["fields"][0], "name": "z"}]}
+    add = {"action": "add-schema", "schema": schema}
+    overtake(world, add, {"action": "set-current-schema", "schema-id": -1})
     with pytest.raises(Refusal, match="current-schema-id has changed"):
         world.commit(
             setting(own="1"),
@@ -198,11 +185,7 @@ def test_a_requirement_is_checked_again_after_a_lost_swap(world):
 def test_an_unknown_outcome_keeps_the_new_file(world):
     """If the swap may have happened, its file is not deleted."""
     world.create()
-
-    def swap(swaps):
-        raise OutcomeUnknown("storage failed")
-
-    world.store.swap = swap
+    fail_swaps(world, OutcomeUnknown("storage failed"))
     with pytest.raises(OutcomeUnknown):
         world.commit(setting(k="v"))
     assert len(world.disk.paths()) == 2
@@ -211,11 +194,7 @@ def test_an_unknown_outcome_keeps_the_new_file(world):
 def test_a_busy_file_fails_the_commit_for_certain(world):
     """A swap that could not begin is a failed commit, not an unknown one."""
     world.create()
-
-    def swap(swaps):
-        raise Unavailable("catalog file cannot be used to write", reason="busy")
-
-    world.store.swap = swap
+    fail_swaps(world, Unavailable("catalog file cannot be used to write", reason="busy"))
     with pytest.raises(Refusal, match="nothing was changed") as caught:
         world.commit(setting(k="v"))
     assert caught.value.status == 409
