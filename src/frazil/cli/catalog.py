@@ -43,7 +43,8 @@ def serve(
         int | None, typer.Option(help="Where to listen, or the next free one; 0 takes any.")
     ] = None,
     warehouse: Annotated[
-        str | None, typer.Option(help="Where tables lie; the setting lake.warehouse without it.")
+        str | None,
+        typer.Option(help="Directory of the tables; the setting lake.warehouse without it."),
     ] = None,
 ) -> None:
     """Serve the catalog of a data directory until Ctrl-C.
@@ -75,10 +76,10 @@ def serve(
 
 
 def _answers(address: CatalogAddress) -> bool:
-    """Tell whether a catalog listens at an address; a killed one left its file behind."""
-    place = urlsplit(address.uri)
+    """Tell whether a catalog listens at an address; a killed one leaves its file."""
+    found = urlsplit(address.uri)
     connection = http.client.HTTPConnection(
-        place.hostname or "", place.port, timeout=HEALTH_SECONDS
+        found.hostname or "", found.port, timeout=HEALTH_SECONDS
     )
     try:
         connection.request("GET", "/health")

@@ -84,7 +84,17 @@ def _show(session: Session, found: Mapping[str, Any], *, who: str) -> None:
     pid = f", pid {worker['pid']}" if worker["pid"] else ""
     uri = catalog["uri"] or "not running"
     typer.echo(f"lake: {found['state']} ({who}); worker {worker['state']}{pid}; catalog {uri}")
-    names = ("topic", "state", "committed", "behind", "bytes", "for", "last commit", "files", "why")
+    names = (
+        "topic",
+        "state",
+        "committed",
+        "lag",
+        "lag bytes",
+        "lag time",
+        "last commit",
+        "files",
+        "why",
+    )
     print_table(names, [_row(name, each) for name, each in sorted(topics.items())])
 
 

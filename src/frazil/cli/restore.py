@@ -40,7 +40,7 @@ def restore(
     ] = None,
     local: Annotated[
         Literal["needed", "all"],
-        typer.Option(help="Which records are fetched: those that must lie here, or all."),
+        typer.Option(help="Which records are fetched: those that must be local, or all."),
     ] = "needed",
     broker: Annotated[
         str | None, typer.Option(help="The broker's id, if the store has several.")

@@ -1,7 +1,7 @@
 """`frazil subscription`: list, create, reset, drop and configure subscriptions.
 
-The commands work on a directory that nobody has open, and on one that a broker serves: the broker
-is then asked to do it.
+The commands work on a directory that no process has open, and on one that a broker serves: the
+broker then performs them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def list_subscriptions(
     topic: Annotated[str | None, typer.Argument(help="The topic; all without it.")] = None,
     token: Token = None,
 ) -> None:
-    """List subscriptions: who consumes, and how far behind they are."""
+    """List subscriptions with their consumers and lags."""
     session = session_of(context)
     found = perform(session, Call("list", topic), token)
     names = (
