@@ -55,7 +55,7 @@ def _default_limits():
 
 
 class FewSessions(LoadScopeScheduling):
-    """Gives a test to whoever is free, but all that share a session or a server to one process.
+    """Gives a test to a free process, but all that share a session or a server to one process.
 
     To start Spark, or an object store, takes longer than most tests that use it.
     """

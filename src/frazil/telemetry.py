@@ -1,6 +1,6 @@
 """Events: what Frazil says about itself, as a name and facts, through the standard `logging`.
 
-The library only emits; whoever owns the process decides where events go. The command line calls
+The library only emits; the owner of the process decides where events go. The command line calls
 `configure`. Nothing is emitted per record, and no payload or secret is ever a fact.
 """
 

@@ -103,10 +103,10 @@ def check_outages(program, name, broker, number, *, rounds, **facts):
                 broker.end_and_begin(number)
                 process.stdin.write("back\n")
                 process.stdin.flush()
-            told, wrong = process.communicate(timeout=SCENARIO_S)
+            output, wrong = process.communicate(timeout=SCENARIO_S)
         finally:
             process.kill()
-    print(told)
+    print(output)
     assert process.returncode == 0, f"{wrong}\n{broker.last_words()}"
 
 

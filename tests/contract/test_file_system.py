@@ -285,7 +285,7 @@ def test_allocate_makes_a_file_of_zeroes(place):
     assert place.read("empty") == b""
 
 
-def test_space_is_told(place):
+def test_space_is_reported(place):
     """There is room, and not more than the whole."""
     space = place.file_system.space(place.root)
     assert 0 < space.free_bytes <= space.total_bytes

@@ -1,4 +1,4 @@
-"""Every object store obeys the docstrings of `ObjectStore`, whoever is behind it."""
+"""Every object store obeys the docstrings of `ObjectStore`, of every kind."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_of_many_puts_of_one_key_one_wins(store):
     assert found in [body(10_000, number) for number in range(8)]
     assert len(winners) <= 1
     assert all(found == body(10_000, number) for number in winners)
-    # A loser is told that the object exists, or to try again; then it is told.
+    # A loser gets a conflict, or an error to try again and then the conflict.
     for number in range(8):
         with pytest.raises(Conflict):
             store.put("race", body(10_000, number))
@@ -178,7 +178,7 @@ def test_a_look_tells_size_mark_and_time(store):
     assert (listed.key, listed.size, listed.etag) == ("a/k", 777, put.etag)
     # The store's clock need not be ours, but it is no other unit and no other century.
     assert abs(meta.modified_us - put.modified_us) < 3_600_000_000
-    # One moment, told once in microseconds and once in whole seconds.
+    # One moment, once in microseconds and once in whole seconds.
     assert abs(listed.modified_us - meta.modified_us) < 2_000_000
 
 

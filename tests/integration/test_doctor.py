@@ -135,7 +135,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_damage_is_told(data, kind):
+def test_damage_is_reported(data, kind):
     """Each kind of damage gives code 8, a finding with advice, and no change by looking."""
     DAMAGE[kind](data)
     before = tree(data)
@@ -160,7 +160,7 @@ def test_other_commands_on_damage_end_without_traceback(data, kind):
 
 
 def test_lost_offsets_are_named(data):
-    """A removed segment is told as the offsets of each topic that were in it."""
+    """A removed segment is reported as the offsets of each topic that were in it."""
     listed = CliRunner().invoke(app, ["--data", str(data), "log", "ls", "-o", "json"])
     gone = json.loads(listed.stdout)["segments"][1]
     os.unlink(gone["path"])
@@ -180,7 +180,7 @@ def test_a_flipped_bit_loses_only_its_frame(data):
 
 
 def test_the_first_and_the_last_frame_of_a_topic_are_missed_too(data):
-    """Damage at the ends of a topic's stretch in a sealed segment is told by exact offsets."""
+    """Damage at the ends of a topic's stretch in a sealed segment is reported by exact offsets."""
     path = segments(data)[1]
     words = ["log", "dump", "--segment", "2", "--topic", "rows", "-n", "9999", "-o", "json"]
     dumped = json.loads(CliRunner().invoke(app, ["--data", str(data), *words]).stdout)
@@ -197,7 +197,7 @@ def test_the_first_and_the_last_frame_of_a_topic_are_missed_too(data):
     ]
 
 
-def test_an_old_copy_of_the_log_is_told(data, reference, tmp_path):
+def test_an_old_copy_of_the_log_is_reported(data, reference, tmp_path):
     """Metadata that knows more than the log means that the log lost its end."""
     with frazil.open(data, **SMALL) as engine:
         engine.append("rows", id=RECORDS)
@@ -221,7 +221,7 @@ METADATA = {
 
 @pytest.mark.parametrize("kind", METADATA)
 def test_the_metadata_is_judged_and_made_again_by_opening(data, kind):
-    """Missing or damaged metadata loses nothing: it is told, and the next opening rebuilds it."""
+    """Missing or damaged metadata loses nothing: it is reported, and the next opening rebuilds it."""
     damage, state = METADATA[kind]
     damage(data / "meta.db")
     code = 8 if kind == "a directory" else 0
@@ -235,7 +235,7 @@ def test_the_metadata_is_judged_and_made_again_by_opening(data, kind):
 
 
 def test_a_torn_tail_is_no_damage(data):
-    """Half a frame behind the last whole one is told as what a crash leaves; nothing is lost."""
+    """Half a frame behind the last whole one is reported as the trace of a crash; nothing is lost."""
     with segments(data)[-1].open("ab") as file:
         file.write(b"\x07" * 100)
     found = examine(data)
@@ -254,7 +254,7 @@ def test_quarantined_files_are_listed_with_their_reasons(data):
     assert all(each["reason"]["damage"] for each in found["quarantined"])
 
 
-def test_rights_of_the_directory_are_told(data):
+def test_rights_of_the_directory_are_reported(data):
     """A directory that others may enter is a warning with the command that mends it."""
     os.chmod(data, 0o755)
     found = examine(data)

@@ -145,7 +145,7 @@ def test_a_secret_is_not_in_what_is_said(seaweed):
         assert "sesame" not in text.lower()
 
 
-def test_a_paused_server_is_told_in_time(seaweed):
+def test_a_paused_server_is_reported_in_time(seaweed):
     """A server that takes connections and says nothing is found by the time-out."""
     set_objects_limits(request_s=1)
     seaweed.pause()

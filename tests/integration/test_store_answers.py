@@ -141,7 +141,7 @@ def test_who_cannot_look_says_so():
     ],
     ids=["slow down", "429", "503", "500", "502", "504", "dropped"],
 )
-def test_trouble_is_asked_once_and_told_truly(answer, unknown, throttled):
+def test_trouble_is_asked_once_and_reported_truly(answer, unknown, throttled):
     """The client repeats nothing; what may have been written is unknown; patience is asked for."""
     found, asked = put(answer)
     assert type(found) is Unavailable
@@ -216,7 +216,7 @@ def test_a_part_that_fails_ends_the_upload():
 
 @pytest.mark.parametrize("answer", [error(500, "InternalError"), error(503, "SlowDown"), DROP])
 def test_reads_are_asked_once_and_nothing_is_unknown(answer):
-    """A read that fails may be asked again; it is never told as a missing object."""
+    """A read that fails may be asked again; it is never reported as a missing object."""
     with answering(GET=[answer], HEAD=[answer]) as (store, asked):
         for read in (
             lambda: store.get("k", start=0, length=5),

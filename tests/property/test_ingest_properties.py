@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.errors import CorruptionError, InvalidRequest
+from frazil.errors import InvalidRequest
 from frazil.schema import (
     AddColumn,
     DropColumn,
@@ -28,7 +28,6 @@ from frazil.schema import (
     last_id,
     message_batch,
     pack_messages,
-    parse_csv_row,
     parse_json_row,
     parse_partition_spec,
     plan_read,
@@ -118,15 +117,6 @@ def test_every_type_reads_back_from_its_text(pair):
     assert parse_type(type_name(field.type)).equals(field.type, check_metadata=True)
 
 
-@given(st.text(alphabet='listmapructdecimal<>()[],:"0123 ', max_size=30))
-def test_junk_types_never_crash(text):
-    """Any text is a type or an InvalidRequest."""
-    try:
-        assert isinstance(parse_type(text), pa.DataType)
-    except InvalidRequest as error:
-        assert error.message
-
-
 @given(tables(), st.randoms())
 def test_rows_reach_arrow_unchanged(table, chance):
     """Legal rows, their keys in any order, come back from Arrow equal to what was given."""
@@ -187,17 +177,6 @@ def test_any_dict_is_a_row_or_refused(row):
         assert str(error).isprintable()
 
 
-@given(st.binary(max_size=60))
-def test_junk_is_no_packed_row(data):
-    """Random bytes decode to rows of the schema or are reported as corruption."""
-    encoder = RowEncoder(declare_schema({"a": "long", "b": "string", "c": "timestamptz"}))
-    for decode in (encoder.unpack_rows, unpack_messages):
-        try:
-            assert isinstance(decode(data), list)
-        except CorruptionError as error:
-            assert error.message
-
-
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -229,25 +208,6 @@ def test_a_doubled_key_is_always_found(row, value, data):
     for text in (line, f'{{"outer":[{line}]}}'):
         with pytest.raises(InvalidRequest, match="twice"):
             parse_json_row(text)
-
-
-@given(st.binary(max_size=40) | st.text(alphabet='{}[]":,0e1-nulltrue \\', max_size=40))
-def test_junk_json_never_crashes(line):
-    """Any text is an object or an InvalidRequest."""
-    try:
-        assert isinstance(parse_json_row(line), dict)
-    except InvalidRequest as error:
-        assert error.message
-
-
-@given(st.sampled_from(sorted(SCALARS)), st.text(max_size=12))
-def test_any_csv_cell_is_a_value_or_refused(text, cell):
-    """No cell crashes the parser, and one that passes has a value the type's text can make."""
-    schema = declare_schema({"c": text})
-    try:
-        assert set(parse_csv_row(["c"], [cell], schema)) == {"c"}
-    except InvalidRequest as error:
-        assert error.details["column"] == "c"
 
 
 @given(st.lists(st.text(alphabet="abcdiyhourbucket[]()01 ", max_size=12), max_size=3))

@@ -26,6 +26,7 @@ from frazil.metadata import (
     Transaction,
     entries,
 )
+from tests.support import SimulatedClock
 
 KEYS = ["/", "/a", "/a/", "/a/b", "/a/é", "/a\U0010ffff", "/b", "/b/\ud7ff"]
 PREFIXES = ["/", "/a", "/a/", "/a\U0010ffff", "/b/\ud7ff", "/c"]
@@ -41,20 +42,6 @@ compares = st.one_of(
     st.builds(Compare, keys, small),
     st.builds(lambda key, revision: Compare(key, mod_revision=revision), keys, st.integers(0, 20)),
 )
-
-
-class ManualClock:
-    def __init__(self):
-        self.seconds = 0.0
-
-    def now_us(self):
-        return 0
-
-    def monotonic(self):
-        return self.seconds
-
-    def random_bytes(self, size):
-        return bytes(size)
 
 
 class Model:
@@ -98,7 +85,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.clock = ManualClock()
+        self.clock = SimulatedClock(step_us=0)
         self.model = Model()
         self.store = None
 
@@ -123,7 +110,7 @@ class StoreMachine(RuleBasedStateMachine):
             applied=applied,
             requires=requires,
         )
-        if self.model.refuses(transaction, self.clock.seconds):
+        if self.model.refuses(transaction, self.clock.monotonic()):
             with pytest.raises(Conflict):
                 self.store.commit(transaction)
             return
@@ -151,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
         ttl_s=st.integers(1, 5),
     )
     def acquire(self, name, holder, ttl_s):
-        now = self.clock.seconds
+        now = self.clock.monotonic()
         held = self.model.held.get(name)
         if held is not None and held[2] > now and held[0] != holder:
             with pytest.raises(Conflict):
@@ -168,13 +155,13 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(lease=leases)
     def renew(self, lease):
         held = self.model.held.get(lease.name)
-        if held is None or held[2] <= self.clock.seconds or held[1] != lease.epoch:
+        if held is None or held[2] <= self.clock.monotonic() or held[1] != lease.epoch:
             with pytest.raises(Conflict):
                 self.store.renew(lease)
             return
         renewed = self.store.renew(lease)
         self.model.held[lease.name] = (held[0], held[1], renewed.expires_at)
-        assert renewed.expires_at == self.clock.seconds + lease.ttl_s
+        assert renewed.expires_at == self.clock.monotonic() + lease.ttl_s
 
     @rule(lease=leases)
     def release(self, lease):
@@ -184,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 4))
     def wait(self, seconds):
-        self.clock.seconds += seconds
+        self.clock.advance(seconds)
 
     @rule()
     def restart(self):
@@ -209,7 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name in LEASES:
             lease = self.store.held(name)
             held = self.model.held.get(name)
-            if held is not None and held[2] <= self.clock.seconds:
+            if held is not None and held[2] <= self.clock.monotonic():
                 held = None
             assert (lease and (lease.holder, lease.epoch, lease.expires_at)) == held
 

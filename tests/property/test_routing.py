@@ -70,7 +70,7 @@ def test_zeros_behind_a_decimal_change_nothing(value, zeros):
 
 @given(AWARE, st.sampled_from(ZONES))
 def test_the_zone_of_a_time_changes_nothing(moment, zone):
-    """One instant has one part, whatever zone it is told in."""
+    """One instant has one part, whatever zone it is given in."""
     assert part_of_values([moment.astimezone(zone)], PARTS) == part_of_values([moment], PARTS)
 
 
@@ -93,7 +93,7 @@ def test_subclasses_go_where_their_value_goes():
 
 
 def test_nanoseconds_have_a_part():
-    """Times that only Arrow can hold are told apart and do not fail."""
+    """Times that only Arrow can hold differ and do not fail."""
     for kind in (pa.timestamp("ns"), pa.timestamp("ns", "UTC")):
         batch = pa.record_batch({"id": pa.array([1000, 1001, 1002, 1001], pa.int64()).cast(kind)})
         parts = parts_of_batch(batch, ["id"], PARTS)

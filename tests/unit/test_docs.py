@@ -125,13 +125,6 @@ def test_the_pages_reader_gives_what_was_published(tmp_path):
     assert found == sent
 
 
-def test_the_pages_reader_reads_the_golden_journal():
-    """The reader that log.md prints finds frames of the pinned bytes of format 1, LSNs dense."""
-    lsns = [head[10] for head, _ in page_reader()["journal"](GOLDEN) if head[3] not in {6, 7}]
-    assert lsns
-    assert lsns == list(range(lsns[0], lsns[0] + len(lsns)))
-
-
 # -- links ---------------------------------------------------------------------------------------
 
 

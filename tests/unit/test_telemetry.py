@@ -21,14 +21,19 @@ def _restored():
     telemetry.LOGGER.propagate = propagate
 
 
+def configured(log_format="text", log_level="info"):
+    """Return the stream that events are written to from now on."""
+    stream = io.StringIO()
+    telemetry.configure(stream, log_level=log_level, log_format=log_format)
+    return stream
+
+
 def test_events_are_text_with_facts():
     """An event is one line with its name and facts; a line break in a fact stays on it."""
-    stream = io.StringIO()
-    telemetry.configure(stream, log_level="info", log_format="text")
+    stream = configured()
     telemetry.event("segment_sealed", segment=3, note="a\nb")
-    lines = stream.getvalue().splitlines()
-    assert len(lines) == 1
-    assert lines[0].endswith("INFO segment_sealed segment=3 note=a\\nb")
+    [line] = stream.getvalue().splitlines()
+    assert line.endswith("INFO segment_sealed segment=3 note=a\\nb")
 
 
 @pytest.mark.parametrize(
@@ -48,8 +53,7 @@ def test_events_are_text_with_facts():
 )
 def test_no_fact_can_be_taken_for_another(name):
     """Whatever a client calls its things, a reader of the line finds each fact as it was given."""
-    stream = io.StringIO()
-    telemetry.configure(stream, log_level="info", log_format="text")
+    stream = configured()
     telemetry.event("admin_act", principal="user:m", subscription=name, status="NOT_FOUND", n=3)
     (line,) = stream.getvalue().splitlines()
     _, _, rest = line.partition(" INFO admin_act ")
@@ -68,8 +72,7 @@ def test_no_fact_can_be_taken_for_another(name):
 
 def test_events_are_json_when_asked():
     """With the JSON format each line is an object with time, level, event and facts."""
-    stream = io.StringIO()
-    telemetry.configure(stream, log_level="info", log_format="json")
+    stream = configured("json")
     telemetry.warn("publishing_stopped", free_bytes=7, error=ValueError("x" * 1000))
     found = json.loads(stream.getvalue())
     assert found["event"] == "publishing_stopped"
@@ -80,9 +83,7 @@ def test_events_are_json_when_asked():
 
 def test_events_below_the_level_are_left_out():
     """The level decides what is written, and a second call replaces the first stream."""
-    first, second = io.StringIO(), io.StringIO()
-    telemetry.configure(first, log_level="info", log_format="text")
-    telemetry.configure(second, log_level="warning", log_format="text")
+    first, second = configured(), configured(log_level="warning")
     telemetry.event("engine_opened")
     telemetry.warn("segment_damaged")
     assert first.getvalue() == ""

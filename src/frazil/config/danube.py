@@ -192,7 +192,7 @@ DROPPED: Final[Mapping[str, str]] = {
     },
     f"{ICEBERG}.writer.batch_size": "Spark reads 10,000 rows at a time",
     f"{ICEBERG}.writer.max_memory_bytes": "writers take a quarter of lake.worker.heap_bytes",
-    f"{ICEBERG}.reader.poll_interval_ms": "readers are told of new records, nothing is polled",
+    f"{ICEBERG}.reader.poll_interval_ms": "new records wake readers, nothing is polled",
     f"{ICEBERG}.reader.max_concurrent_reads": ("requests to a store are bounded together, at 16"),
     f"{ICEBERG}.reader.prefetch_size": (
         "counts files; reads ahead are bounded in bytes, at 16 MiB"

@@ -140,7 +140,7 @@ class EtcdSettings(Section):
     key_file: str = setting("", "A file with the key of that certificate.")
     lease_ttl_s: Seconds = setting(
         10.0,
-        "A broker that is silent for so long loses its data to whoever asks for them.",
+        "A broker that is silent for so long loses its data to the next broker that asks.",
         low=1,
         high=HOUR,
     )

@@ -47,7 +47,7 @@ def test_urls_of_a_host_are_taken(url, settings):
     ],
 )
 def test_what_is_no_url_of_a_host_is_refused(url):
-    """Schemes of others, missing hosts, bad ports, paths and credentials are told with the key."""
+    """Schemes of others, missing hosts, bad ports, paths and credentials are reported with the key."""
     for settings in ({}, TLS, PROXY):
         with pytest.raises(InvalidRequest, match=r"must be http://host\[:port\]") as caught:
             load(url, settings)

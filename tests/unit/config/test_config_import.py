@@ -139,7 +139,7 @@ def test_references_stay_references(tmp_path):
     assert [left.key for left in found.dropped] == ["wal_cloud.wal.retention.time_minutes"]
 
 
-def test_a_secret_is_written_and_not_told():
+def test_a_secret_is_written_and_not_shown():
     """The file gets the key that was in Danube's; the report has stars."""
     document = cloud(backend="azblob", root="c", account_name="a", account_key="c2VjcmV0")
     found = import_danube(document, source="danube.yml")
