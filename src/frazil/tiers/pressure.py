@@ -249,29 +249,25 @@ class Pressure:
 
     # -- admission -------------------------------------------------------------------------------
 
-    def admit(self, timeout_s: float | None = None) -> None:
+    def admit(self) -> None:
         """Return when a publish may go on: after its delay in yellow, after the end of red.
 
-        Args:
-            timeout_s: how long to wait for the end of red; `memory.wait_s` without it.
-
         Raises:
-            Overloaded: if red lasts longer.
+            Overloaded: if red lasts longer than `memory.wait_s`.
         """
-        for pause_s in self._pauses(timeout_s):
+        for pause_s in self._pauses():
             self._sleep(pause_s)
 
-    async def admit_async(self, timeout_s: float | None = None) -> None:
+    async def admit_async(self) -> None:
         """Do what `admit` does without holding up the running loop."""
-        for pause_s in self._pauses(timeout_s):
+        for pause_s in self._pauses():
             await asyncio.sleep(pause_s)
 
-    def _pauses(self, timeout_s: float | None) -> Iterator[float]:
+    def _pauses(self) -> Iterator[float]:
         """Yield the seconds to sleep until a publish may go on."""
         self._recount_if_old()
         if self.level == RED:
-            wait_s = self._wait_s if timeout_s is None else timeout_s
-            deadline = self._clock.monotonic() + wait_s
+            deadline = self._clock.monotonic() + self._wait_s
             self._count("waits")
             self._count("waiting")
             try:

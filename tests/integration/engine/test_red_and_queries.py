@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from frazil.errors import Overloaded, Unavailable
 from frazil.tiers import topic_tiers
 from tests.integration.engine.opening import open_small
+from tests.integration.engine.test_failures import wait_until
 from tests.integration.engine.tier_world import noise
 
 ENDLESS = "SELECT sum(a.i * b.i) FROM range(100000000) a(i), range(100000) b(i), t"
 WAIT_S = 20
 BUDGET = 16 << 20
 RECORD = 50_000
-
-
-def until(holds):
-    """Wait until something is so."""
-    ends = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < ends, "waited too long"
-        time.sleep(0.01)
 
 
 def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path, monkeypatch):
@@ -47,7 +39,7 @@ def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path, monkeypatch):
 
         query = threading.Thread(target=ask)
         query.start()
-        until(lambda: len(db.queries().running()) == 1)
+        wait_until(lambda: len(db.queries().running()) == 1)
         with pytest.raises(Overloaded, match="memory is nearly full"):
             for number in range(2 * BUDGET // RECORD):
                 topic.append(noise(number, RECORD))
@@ -60,5 +52,5 @@ def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path, monkeypatch):
         flushing.set()
         db.tiers.flush()
         db.tiers.evict()
-        until(lambda: db.tiers.pressure.zone != "red")
+        wait_until(lambda: db.tiers.pressure.zone != "red")
         assert db.query("SELECT count(*) FROM t").rows()[0][0] > 1

@@ -6,69 +6,39 @@ import contextlib
 
 import pytest
 
-from frazil.engine import Engine
-from tests.crash.engine_world import many_lives
-from tests.integration.engine.opening import declare_gap
-from tests.property.tiers_world import DEFAULTS, LOG
-from tests.support import SimulatedClock, SimulatedCrash, SimulatedFileSystem
-
-SETTINGS = DEFAULTS.model_copy(
-    update={"log": DEFAULTS.log.model_copy(update={**LOG, "segment_bytes_max": 64 << 10})}
-)
+from tests.integration.engine.opening import declare_gap, rotate
+from tests.integration.engine.tier_world import KEEP_S
+from tests.support import SimulatedCrash
 
 
-class Place:
-    """A disk, and the engine that is open on it."""
-
-    def __init__(self):
-        self.disk = SimulatedFileSystem(1)
-        self.clock = SimulatedClock(1)
-        self.engine = None
-
-    def open(self):
-        self.engine = Engine(SETTINGS, file_system=self.disk, clock=self.clock, threads=False)
-        return self.engine
-
-    def reopen(self):
-        self.engine.close()
-        return self.open()
-
-
-@pytest.fixture
-def place():
-    """A disk with an engine, closed in the end."""
-    place = Place()
-    with many_lives():
-        place.open()
-        yield place
-        place.engine.close()
-
-
-def test_what_is_written_before_memory_is_loaded_is_there_once(place):
+def test_what_is_written_before_memory_is_loaded_is_there_once(opened):
     """Records appended right after a restart are neither read nor flushed twice."""
-    topic = place.engine.create_topic("plain", {"n": "long"})
+    world = opened()
+    topic = world.db.create_topic("plain", {"n": "long"})
     topic.append(n=1)
-    engine = place.reopen()
+    world.db.close()
+    engine = world.open()
     engine.topic("plain").append(n=2)
     assert engine.query("SELECT n FROM plain ORDER BY _offset").rows() == [(1,), (2,)]
     assert engine.tiers.flush() == {"/default/plain": 2}
     assert engine.query("SELECT count(*) FROM plain").rows() == [(2,)]
 
 
-def test_a_read_goes_over_files_of_several_schema_versions(place):
+def test_a_read_goes_over_files_of_several_schema_versions(opened):
     """Partitioned files from before and after a change of columns are read in one go."""
+    world = opened()
     columns = {"n": "long", "v": "int"}
-    topic = place.engine.create_topic("parts", columns, partition_by=["bucket[3](n)"])
+    topic = world.db.create_topic("parts", columns, partition_by=["bucket[3](n)"])
     for n in range(20):
         topic.append(n=n, v=n)
-    place.engine.tiers.flush()
-    topic = place.engine.alter_topic("parts", add={"w": "string"}, widen={"v": "long"})
+    world.db.tiers.flush()
+    topic = world.db.alter_topic("parts", add={"w": "string"}, widen={"v": "long"})
     for n in range(20, 40):
         topic.append(n=n, v=n, w="x")
-    place.engine.tiers.flush()
+    world.db.tiers.flush()
     found, offset = [], 0
     while offset < 40:
-        piece = place.engine.tiers.disk.history.read(
+        piece = world.db.tiers.disk.history.read(
             topic.runtime.state.id, offset=offset, bytes_max=1 << 20
         )
         found += [record for batch in piece.batches for record in batch.records()]
@@ -78,10 +48,11 @@ def test_a_read_goes_over_files_of_several_schema_versions(place):
 
 
 @pytest.mark.parametrize("policy", ["ignore", "error", "insert"])
-def test_a_repeat_of_a_change_gets_the_first_answer(place, policy):
+def test_a_repeat_of_a_change_gets_the_first_answer(opened, policy):
     """Whatever became of the key meanwhile, an idempotent producer may send a change again."""
+    world = opened()
     columns = {"id": "long", "a": "int", "b": "int"}
-    topic = place.engine.create_topic("keyed", columns, primary_key=["id"], unknown_key=policy)
+    topic = world.db.create_topic("keyed", columns, primary_key=["id"], unknown_key=policy)
     sequence = 0
     for change in (
         lambda **sender: topic.insert({"id": 1, "a": 1}, **sender),
@@ -97,10 +68,11 @@ def test_a_repeat_of_a_change_gets_the_first_answer(place, policy):
     assert len(list(topic.changes())) == sequence
 
 
-def test_a_repeat_is_no_base_for_others(place):
+def test_a_repeat_is_no_base_for_others(opened):
     """A repeated update changes nothing, and the next change does not build on it."""
+    world = opened()
     columns = {"id": "long", "a": "int", "b": "int"}
-    topic = place.engine.create_topic("keyed", columns, primary_key=["id"])
+    topic = world.db.create_topic("keyed", columns, primary_key=["id"])
     topic.upsert(id=1, a=0, b=0)
     topic.update(1, {"a": 5}, producer="p", sequence=0)
     topic.update(1, {"a": 9})
@@ -109,54 +81,53 @@ def test_a_repeat_is_no_base_for_others(place):
     assert topic.get(1) == {"id": 1, "a": 9, "b": 7}
 
 
-def lose_power(place):
+def lose_power(world):
     """Lose everything that was not synced, and open again."""
-    place.disk.crash()
+    world.disk.crash()
     with contextlib.suppress(SimulatedCrash):
-        place.engine.close()
-    place.disk = place.disk.crash_clone(1, data="nothing", names="nothing")
-    return place.open()
+        world.db.close()
+    world.disk = world.disk.crash_clone(1, data="nothing", names="nothing")
+    return world.open()
 
 
-def free_the_log(place):
+def free_the_log(world):
     """Let the log go of all that files have, as far as it can."""
-    engine = place.engine
     for _ in range(2):
-        engine.log.queue.call(engine.log.journal.rotate)
-        place.clock.advance(70)
-        engine.tiers.run_once()
-        engine.upkeep.run_once()
-    assert engine.tiers.errors == {}
+        rotate(world.db)
+        world.round(KEEP_S + 1)
+    assert world.db.tiers.errors == {}
 
 
-def test_a_gap_behind_flushed_records_is_not_forgotten(place):
+def test_a_gap_behind_flushed_records_is_not_forgotten(opened):
     """Offsets without records are passed over by readers and flushes, log or no log."""
-    topic = place.engine.create_topic("plain", {"n": "long"})
+    world = opened()
+    topic = world.db.create_topic("plain", {"n": "long"})
     topic.append(n=1)
-    place.engine.tiers.flush()
-    declare_gap(place.engine, "plain", 20)
-    engine = lose_power(place)
+    world.db.tiers.flush()
+    declare_gap(world.db, "plain", 20)
+    engine = lose_power(world)
     topic = engine.topic("plain")
     head = topic.describe()["watermarks"]["head"]
     assert head > 1
-    free_the_log(place)
+    free_the_log(world)
     topic.append(n=3, ack="fsynced")
     assert engine.tiers.flush() == {"/default/plain": head + 1}
-    free_the_log(place)
+    free_the_log(world)
     found = [record for batch in topic.read() for record in batch.records()]
     assert [(record["_offset"], record["n"]) for record in found] == [(0, 1), (head, 3)]
 
 
-def test_a_gap_behind_an_empty_log_is_passed_over(place):
+def test_a_gap_behind_an_empty_log_is_passed_over(opened):
     """A gap that the log lets go before files tell of it keeps nobody from what comes later."""
+    world = opened()
     columns = {"id": "long", "v": "int"}
-    topic = place.engine.create_topic("keyed", columns, primary_key="id")
+    topic = world.db.create_topic("keyed", columns, primary_key="id")
     topic.upsert(id=1, v=1)
-    place.engine.tiers.flush()
-    free_the_log(place)
+    world.db.tiers.flush()
+    free_the_log(world)
     assert topic.runtime.state.start == 1
-    declare_gap(place.engine, "keyed", 20)
-    engine = lose_power(place)
+    declare_gap(world.db, "keyed", 20)
+    engine = lose_power(world)
     engine.upkeep.run_once()
     topic = engine.topic("keyed")
     head = topic.runtime.state.start

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frazil.clock import SystemClock
-from frazil.errors import InvalidRequest
 from frazil.model import OP_DELETE, OP_UPSERT
 from frazil.query.engine import QueryEngine
 from frazil.query.pool import PoolLimits
@@ -234,18 +233,11 @@ class SmallTiers:
     def topics(self):
         return {name: topic.info() for name, topic in self.all.items()}
 
-    def wait(self, wanted, min_offset):
-        for topic in wanted:
-            parts = self.all[topic].parts
-            if any(len(part.records) <= min_offset for part in parts):
-                raise InvalidRequest("offset does not exist", offset=min_offset)
-
     def snapshot(self, wanted, *, as_of_offset=None, as_of_time=None, min_offset=None):
         self.snapshots += 1
         found = {}
         for topic, state in wanted.items():
             parts = self.all[topic].parts
-            assert min_offset is None or all(len(p.records) > min_offset for p in parts)
             found[topic] = [part.snapshot(_end(part, as_of_offset), state=state) for part in parts]
         return found
 

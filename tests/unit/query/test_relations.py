@@ -48,15 +48,6 @@ def test_a_file_that_reaches_into_memory_is_read_up_to_the_cut(tiers, engine, in
     assert engine.query("SELECT count(*) FROM events", as_of_offset=6).rows() == [(6,)]
 
 
-def test_a_topic_without_records_is_an_empty_table(tiers, engine):
-    """Nothing was ever published: the view has its columns and no row."""
-    tiers.create("events", PAIR)
-    result = engine.query("SELECT * FROM events")
-    assert result.columns == ["_offset", "_time", "id", "v"]
-    assert result.rows() == []
-    assert engine.query("SELECT count(*), max(id) FROM events").rows() == [(0, None)]
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_a_keyed_view_is_the_fold_of_its_changes(tiers, engine, seed):
     """Random changes and flushes: state, log and every past state equal a dictionary's."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.errors import Unavailable
 from frazil.log import RANGE_GAP
 from frazil.tiers.disk import writer as disk_merge
 from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
 from frazil.tiers.disk.format import DiskFile
 from frazil.tiers.disk.writer import choose_run, merge_once
-from tests.support import Fault, FaultyFileSystem, SimulatedCrash
+from tests.support import SimulatedCrash
 from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
     SHAPE,
@@ -92,26 +91,6 @@ def test_a_crash_at_any_step_of_merging_loses_nothing():
         else:
             break
     assert point > 30
-
-
-@pytest.mark.parametrize(
-    ("verb", "nth"), [("open", 4), ("read_at", 9), ("write_at", 1), ("sync", 3), ("rename", 5)]
-)
-def test_an_error_while_merging_changes_nothing(verb, nth):
-    """When a call fails the old files are still all there, and merging works the next time."""
-    world = flushed()
-    faulty = FaultyFileSystem(world.files, [Fault(verb, nth)])
-    tier = world.new_tier(faulty)
-    tier.open()
-    before = tier.files(TOPIC)
-    assert not faulty.fired
-    with pytest.raises(Unavailable):
-        merge_once(tier, TOPIC)
-    assert tier.files(TOPIC) == before
-    assert {path.rpartition(".")[2] for path in world.files.paths()} == {"parquet", "keys"}
-    assert len(world.files.paths()) == 2 * len(before)
-    assert merge_once(tier, TOPIC)
-    world.reopened().check_history(0, 80, gaps=GAPS)
 
 
 def test_a_damaged_file_is_not_merged():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import CorruptionError
-from frazil.metadata import Transaction
+from frazil.metadata import MemoryStore, Transaction
 from frazil.tiers.disk.catalog import TopicFiles, TopicMarks
 from frazil.tiers.disk.format import DiskFile, SetName, set_name
 from frazil.tiers.disk.plan import plan_topic
@@ -73,39 +73,24 @@ def test_expired_sets_do_not_come_back():
     assert len(names_on_disk(after)) == 1
 
 
-@pytest.mark.parametrize("fault", ["missing", "instead of"])
+@pytest.mark.parametrize("fault", ["missing", "instead of", "in no file"])
 def test_a_missing_or_shrunk_file_is_refused(fault):
-    """A damaged registered file stays known: reads of its range raise, others work."""
+    """Reads of its range raise, also when the metadata is lost with it; others work."""
     world = opened()
     for first in (0, 20, 40):
         world.flush(first, first + 20)
     path = world.tier.path(world.tier.files(TOPIC)[1])
-    if fault == "missing":
-        world.files.unlink(path)
-    else:
+    if fault == "instead of":
         world.files.corrupt(path, lambda data: data.__delitem__(slice(50, None)))
-    after = world.reopened()
+    else:
+        world.files.unlink(path)
+    after = world.reopened(store=MemoryStore(clock=world.clock) if fault == "in no file" else None)
     assert fault in after.tier.warnings[0]
     with pytest.raises(CorruptionError) as caught:
         after.tier.history.read(TOPIC, offset=25, bytes_max=1000)
     facts = caught.value.details
     assert (facts["offset_first"], facts["offset_next"]) == (25, 40)
     assert after.history(first=40)[0] == [world.expected(each) for each in range(40, 60)]
-
-
-def test_a_hole_without_any_trace_is_told_and_refused():
-    """When metadata and files of a range are both lost, the range is refused, not skipped."""
-    world = opened()
-    for first in (0, 20, 40):
-        world.flush(first, first + 20)
-    world.files.unlink(world.tier.path(world.tier.files(TOPIC)[1]))
-    lost = World(files=world.files)
-    lost.tier.open()
-    assert lost.tier.warnings
-    with pytest.raises(CorruptionError) as caught:
-        lost.tier.history.read(TOPIC, offset=20, bytes_max=1000)
-    assert caught.value.details["offset_next"] == 40
-    assert lost.tier.flushed(TOPIC) == 60
 
 
 @pytest.mark.parametrize("kind", ["damaged", "under a foreign name"])
@@ -152,20 +137,6 @@ def names_aside(world):
     paths = [path for path in world.files.paths() if path.startswith(QUARANTINE)]
     start = len(f"{QUARANTINE}/disk-{TOPIC:08x}-")
     return {path[start:] for path in paths if path.endswith(".parquet")}
-
-
-def test_a_set_with_an_unreadable_file_is_never_removed():
-    """Older metadata meets a set of which one file is damaged: the others go aside, then it."""
-    world = opened(partition_by=BY_COUNTRY)
-    world.flush(0, 20)
-    store, names = damaged_set(world)
-    after = world.reopened(store=store)
-    after.check_history(0, 20)
-    assert len(names) == 3
-    assert len(names_aside(after)) == 2
-    again = after.reopened()
-    again.check_history(0, 20)
-    assert names_aside(again) == names
 
 
 def test_a_start_that_is_cut_off_while_putting_a_set_aside_removes_nothing():

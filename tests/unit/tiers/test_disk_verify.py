@@ -48,19 +48,6 @@ def test_a_file_just_written_is_known_to_be_good():
     assert world.files.read_count == reads
 
 
-def test_faults_are_named():
-    """A changed byte, another size and a missing file are told apart."""
-    world = opened()
-    one, two, three = world.tier.files(TOPIC)
-    world = world.reopened()
-    flip(world, one)
-    assert "checksum" in world.tier.damage.verify(one)
-    world.files.corrupt(world.tier.path(two), lambda data: data.append(0))
-    assert "instead of" in world.tier.damage.verify(two)
-    world.files.unlink(world.tier.path(three))
-    assert "missing" in world.tier.damage.verify(three)
-
-
 def test_scrubbing_finds_silent_damage():
     """Files that were not verified for long are read, though nothing about them changed."""
     world = opened()

@@ -114,22 +114,6 @@ def test_the_state_equals_a_dict_at_every_snapshot(steps, index_bytes, cut):
     assert world.state.index.bytes <= max(index_bytes, 0)
 
 
-def test_an_unmatched_update_changes_nothing_wherever_it_lies():
-    """It neither shows nor hides a row, in the index, in chunks, in files, after a restart."""
-    world = KeyedTopic(index_bytes=0)
-    world.change([(OP_UPSERT, "k0", {"a": 1, "b": "x"}), (OP_DELETE, "k0", {})])
-    world.change([(OP_UPDATE, "k0", {"a": 2}), (OP_UPDATE, "k1", {"a": 2})])
-    world.state.fold(world.end)
-    for move in (lambda: None, lambda: world.flush(world.end), world.restart):
-        move()
-        assert world.state.newest("k0") == Found(1, OP_DELETE)
-        assert world.state.newest("k1") is None
-        assert world.visible(world.end) == {}
-    world.change([(OP_UPSERT, "k1", {"a": 5, "b": "x"})])
-    check(world, world.end)
-    assert world.state.routes == {"memory": 0, "delta": 0, "new": 1}
-
-
 def test_what_is_not_folded_is_not_found():
     """A lookup by hash does not see behind the fold, even in chunks that have more."""
     world = KeyedTopic(index_bytes=0)

@@ -59,18 +59,9 @@ def test_a_key_is_the_same_from_a_batch_a_row_and_a_cell(name):
     assert len(set(keys)) == len(values)
     assert shape.hashes(batch).tolist() == [shape.hash_of(key) for key in keys]
     assert shape.hashes_of(keys).tolist() == shape.hashes(batch).tolist()
-
-
-@pytest.mark.parametrize("name", sorted(COLUMNS))
-def test_a_slice_hashes_like_the_whole(name):
-    """Rows of a sliced batch have the hashes and keys they have in the whole."""
-    kind, values = COLUMNS[name]
-    batch = batch_of(("k", kind, values * 3))
-    shape = KeyShape(batch.schema, (1,))
-    part = batch.slice(2, 2)
-    assert shape.hashes(part).tolist() == shape.hashes(batch).tolist()[2:4]
-    assert shape.keys(part) == shape.keys(batch)[2:4]
-    assert shape.hashes(batch.slice(0, 0)).tolist() == []
+    part = batch.slice(len(values) // 2)
+    assert shape.keys(part) == keys[len(values) // 2 :]
+    assert shape.hashes(part).tolist() == shape.hashes(batch).tolist()[len(values) // 2 :]
 
 
 def test_a_composite_key_takes_its_columns_by_id_in_key_order():

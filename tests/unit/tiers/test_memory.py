@@ -8,7 +8,6 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frazil.schema import AddColumn, evolve
 from frazil.tiers import memory as memory_module
 from tests.unit.tiers.memory_topic import TableTopic
 
@@ -122,24 +121,6 @@ def test_an_arrow_frame_is_not_copied():
     address = chunk.batch.column("a").buffers()[1].address
     assert data.address <= address < data.address + data.size
     assert chunk.nbytes >= data.size
-
-
-def test_chunks_never_span_a_gap_or_a_schema_change():
-    """Neighbours are joined only if they follow each other under one version."""
-    topic = plain_topic()
-    write(topic, 2)
-    topic.skip(3)
-    write(topic, 2)
-    topic.memory.settle(7)
-    topic.use(evolve(topic.codec.schema, [AddColumn("b", "string")]))
-    topic.rows([{"a": 7, "b": "x"}])
-    topic.memory.settle(8)
-    while topic.memory.merge_small():
-        pass
-    found = [(chunk.offset, chunk.end, chunk.version) for chunk in topic.memory.chunks]
-    assert found == [(0, 2, 1), (5, 7, 1), (7, 8, 2)]
-    assert topic.memory.chunk_at(3) is None
-    assert topic.memory.chunk_at(8) is None
 
 
 def test_unflushed_counts_what_lies_behind_an_offset():

@@ -203,23 +203,12 @@ def test_red_refuses_at_the_deadline(world):
     assert (found.waits, found.refusals, found.waiting) == (1, 1, 0)
 
 
-def test_the_deadline_can_be_the_callers(world):
-    """A call that cannot wait is refused without a wait, another waits as long as it may."""
-    world.fill(85)
-    with pytest.raises(Overloaded):
-        world.pressure.admit(0)
-    assert world.waited_s == []
-    with pytest.raises(Overloaded):
-        world.pressure.admit(0.25)
-    assert sum(world.waited_s) == pytest.approx(0.25)
-
-
 def test_a_refusal_because_of_the_resident_size_names_the_setting(world):
     """Who runs a large program around the engine learns what to change."""
     world.rss = RSS_BASE_BYTES + round(90 * POINT)
     world.fill(45)
     with pytest.raises(Overloaded, match=r"raise memory\.budget_bytes"):
-        world.pressure.admit(0)
+        world.pressure.admit()
 
 
 def test_the_end_of_red_lets_waiting_publishes_through(world):
@@ -288,7 +277,7 @@ def test_what_grew_only_sets_the_zone_and_refresh_calls_back(world):
     assert world.pressure.red_pending
     world.clock.advance(1.0)
     with pytest.raises(Overloaded):
-        world.pressure.admit(timeout_s=0)
+        world.pressure.admit()
     assert not calls
     world.pressure.refresh()
     world.pressure.refresh()

@@ -91,12 +91,10 @@ def test_a_task_is_refused_at_its_deadline():
     async def run():
         with pytest.raises(Overloaded, match="memory is nearly full"):
             await pressure.admit_async()
-        with pytest.raises(Overloaded):
-            await pressure.admit_async(0)
 
     asyncio.run(run())
     found = pressure.snapshot()
-    assert (found.waiting, found.waits, found.refusals) == (0, 2, 2)
+    assert (found.waiting, found.waits, found.refusals) == (0, 1, 1)
 
 
 def test_a_cancelled_task_no_longer_waits():
@@ -113,42 +111,6 @@ def test_a_cancelled_task_no_longer_waits():
 
     asyncio.run(run())
     assert pressure.snapshot().waiting == 0
-
-
-def test_eight_threads_and_a_swinging_use_leave_nobody_behind():
-    """Publishers, growth and refreshes in many threads: all come through, all counts agree."""
-    pressure, fill = real(10, wait_s=60.0)
-    pressure.zones = pressure.zones._replace(delay_ms_per_point=0)
-    admitted = []
-    stop = threading.Event()
-
-    def publish():
-        for _turn in range(200):
-            if pressure.level:
-                pressure.admit()
-            pressure.grew(1 << 20)
-            admitted.append(1)
-
-    def swing():
-        while not stop.is_set():
-            for percent in (10, 70, 85):
-                fill(percent)
-        fill(0)
-
-    threads = [threading.Thread(target=publish) for _each in range(8)]
-    swinging = threading.Thread(target=swing)
-    swinging.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SOON_S)
-    stop.set()
-    swinging.join(SOON_S)
-    pressure.refresh()
-    assert len(admitted) == 1600
-    found = pressure.snapshot()
-    assert (found.zone, found.waiting, found.refusals) == ("green", 0, 0)
-    assert found.entries["red"] >= 1
 
 
 # -- the operating system ------------------------------------------------------------------------

@@ -88,36 +88,26 @@ def evict(db, topic):
     db.tiers.retention.check_cap()
 
 
+@pytest.mark.parametrize(
+    ("ask", "error", "fact"),
+    [
+        (lambda topic: topic.hold("mine", 0), InvalidRequest, "start"),
+        (lambda topic: list(topic.read(0)), NotFound, "offset_first"),
+    ],
+)
 @pytest.mark.parametrize(("way", "method"), [(retain, "expire"), (evict, "evict")])
-def test_no_hold_is_granted_while_files_go(way, method):
-    """A hold asked for between the decision and its effect waits, and is then judged anew."""
+def test_no_hold_and_no_reader_begins_while_files_go(way, method, ask, error, fact):
+    """A hold or read between the decision and its effect waits, and is refused afterwards."""
     db = open_simulated()
     topic = db.create_topic("t")
     publish(db, topic)
-    asked = meanwhile(db.tiers.disk.space, method, lambda: topic.hold("mine", 0))
-    way(db, topic)
-    [call] = asked
-    assert call.is_done(WAIT_S)
-    assert db.tiers.disk.start(topic.runtime.state.id) == 3
-    assert isinstance(call.error, InvalidRequest)
-    assert call.error.details["start"] == 3
-    assert not topic.runtime.state.holds
-    db.close()
-
-
-@pytest.mark.parametrize(("way", "method"), [(retain, "expire"), (evict, "evict")])
-def test_no_reader_begins_while_files_go(way, method):
-    """A reader that comes too late is told at its first read, never after it got some records."""
-    db = open_simulated()
-    topic = db.create_topic("t")
-    publish(db, topic)
-    found = []
-    asked = meanwhile(db.tiers.disk.space, method, lambda: found.extend(topic.read(0)))
+    asked = meanwhile(db.tiers.disk.space, method, lambda: ask(topic))
     way(db, topic)
     assert asked[0].is_done(WAIT_S)
-    assert isinstance(asked[0].error, NotFound)
-    assert asked[0].error.details["offset_first"] == 3
-    assert not found
+    assert db.tiers.disk.start(topic.runtime.state.id) == 3
+    assert isinstance(asked[0].error, error)
+    assert asked[0].error.details[fact] == 3
+    assert not topic.runtime.state.holds
     db.close()
 
 
