@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pyarrow as pa
 import pytest
 
@@ -77,26 +75,3 @@ def test_moving_all_topics_passes_over_one_that_goes(engine, monkeypatch, call):
     assert sorted(getattr(engine.tiers, call)()) == ["/default/a", "/default/c"]
     with pytest.raises(NotFound):
         getattr(engine.tiers, call)("b")
-
-
-def test_queries_and_alterations_go_on_beside_each_other(engine):
-    """Look-ups never fail while another thread adds and drops a column."""
-    topic = engine.create_topic("u", COLUMNS, primary_key="id")
-    for number in range(20):
-        topic.append(id=number, a="x", b=number)
-    engine.tiers.flush()
-    engine.tiers.evict()
-    done = threading.Event()
-
-    def alter():
-        for _each in range(10):
-            engine.alter_topic("u", add={"c": "long"})
-            engine.alter_topic("u", drop=["c"])
-        done.set()
-
-    thread = threading.Thread(target=alter)
-    thread.start()
-    while not done.is_set():
-        for number in range(20):
-            assert topic.get(number)["b"] == number
-    thread.join()

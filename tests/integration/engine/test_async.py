@@ -10,7 +10,7 @@ import pytest
 
 import frazil
 from frazil.errors import InvalidRequest, NotFound, Overloaded
-from tests.integration.engine.opening import open_small, payloads_of, small_settings
+from tests.integration.engine.opening import open_small, small_settings
 
 
 def run(main, path, **options):
@@ -64,24 +64,6 @@ def test_the_async_calls_do_what_the_others_do(tmp_path):
         return db.stats()["message_count"]
 
     assert run(main, tmp_path) == 4 + 5 + 6 + 1 + 1
-
-
-def test_many_tasks_are_acked_in_order(tmp_path):
-    """Each task's records keep their order, and every offset is given once."""
-
-    async def main(db):
-        topic = await db.create_topic("t")
-
-        async def publish(task):
-            return [(await topic.append(f"{task} {n}".encode())).offset for n in range(20)]
-
-        offsets = await asyncio.gather(*(publish(task) for task in range(64)))
-        assert all(own == sorted(own) for own in offsets)
-        assert sorted(each for own in offsets for each in own) == list(range(64 * 20))
-
-    run(main, tmp_path)
-    with open_small(tmp_path) as db:
-        assert len(payloads_of(db.topic("t"))) == 64 * 20
 
 
 def test_a_cancelled_task_does_not_disturb_others(tmp_path):

@@ -123,27 +123,6 @@ def test_errors_come_as_from_a_topic(tmp_path):
     run(main, tmp_path)
 
 
-def test_tasks_that_update_one_row_lose_nothing(tmp_path):
-    """Many tasks change different columns of one row, among upserts of others: all changes hold."""
-
-    async def main(db):
-        columns = {"id": "long", **{f"c{number}": "long" for number in range(16)}}
-        topic = await db.create_topic("t", columns, primary_key="id")
-        await topic.insert(id=1)
-
-        async def change(number):
-            for value in range(10):
-                await topic.update(1, {f"c{number}": value})
-                await topic.upsert(id=100 + number, c0=value)
-
-        await asyncio.gather(*(change(number) for number in range(16)))
-        assert await topic.get(1) == {"id": 1, **{f"c{number}": 9 for number in range(16)}}
-        rows = await topic.get_many(range(100, 116))
-        assert [row["c0"] for row in rows] == [9] * 16
-
-    run(main, tmp_path)
-
-
 def test_a_change_that_waits_for_memory_holds_no_thread(tmp_path):
     """In the red zone look-ups and queries are answered while hundreds of changes wait."""
 

@@ -41,25 +41,6 @@ def test_every_opening_reports_lost_records(tmp_path):
         assert db.stats()["health"] == "ok"
 
 
-def test_stats_report_background_work(tmp_path):
-    """Statistics have the faults of upkeep, damaged segments, and how many segments went."""
-    options = {"retention_age_s": 0.0, "retention_bytes": 0, "memory": LOG_ALONE}
-    with open_small(tmp_path, **options) as db:
-        assert db.stats()["upkeep"] == {"errors": {}, "damage": {}, "segments_freed": 0}
-        topic = db.create_topic("t")
-        for number in range(2):
-            topic.append(b"number %d" % number)
-            rotate(db)
-        topic.hold("h", 1)
-        db.upkeep.free()
-        assert db.stats()["upkeep"]["segments_freed"] == 1
-        damage(tmp_path, b"number 1")
-        segment = db.log.journal.segments[0]
-        fault = db.upkeep.scrub_segment(segment)
-        assert db.stats()["upkeep"]["damage"] == {segment.path: fault}
-        assert db.stats()["health"] == "degraded"
-
-
 def test_the_hold_that_keeps_the_oldest_segment_is_named(tmp_path):
     """Descriptions, statistics and the doctor name the topic and the hold, of others' data too."""
     with open_small(tmp_path, memory=LOG_ALONE) as db:

@@ -90,15 +90,3 @@ def test_a_producers_sequence_counts_a_move_twice(engine, known):
     assert row == (
         {"a": STEPS_MAX + 5, "b": "x", "v": STEPS_MAX + 4, "note": "keep me"} if known else None
     )
-
-
-def test_a_repeat_writes_the_pieces_that_are_missing(engine):
-    """Of a bulk of moves whose first piece alone was written a repeat writes the others."""
-    topic = create(engine)
-    topic.upsert(a=0, b="x", v=0, note="keep me")
-    events = [moved(n, n + 1, v=n) for n in range(STEPS_MAX + 5)]
-    part = topic.append_changes(events[:STEPS_MAX], producer="p", sequence=0)
-    whole = topic.append_changes(events, producer="p", sequence=0)
-    assert (part.offset, part.offset_last) == (1, 2 * STEPS_MAX)
-    assert (whole.offset, whole.offset_last) == (1, 2 * STEPS_MAX + 10)
-    assert topic.get((STEPS_MAX + 5, "x"))["note"] == "keep me"

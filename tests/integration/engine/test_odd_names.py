@@ -28,19 +28,6 @@ def test_a_name_that_needs_escapes_is_a_name_like_others(tmp_path, name, key):
         assert [row[-1] for row in found] == [7, 8, None]
 
 
-def test_such_a_name_can_be_added_later_and_come_with_a_first_record(tmp_path):
-    """Altering a topic, and making one for its first record, take names that need escapes."""
-    with open_small(tmp_path) as engine:
-        topic = engine.create_topic("later", {"id": "long"})
-        topic.append(id=1)
-        engine.alter_topic("later", add={'x"y': "long"})
-        topic.append({"id": 2, 'x"y': 3})
-        engine.append("made", {'x"y': 1})
-    with open_small(tmp_path) as engine:
-        assert [row['x"y'] for row in rows_of(engine.topic("later"))] == [None, 3]
-        assert [row['x"y'] for row in rows_of(engine.topic("made"))] == [1]
-
-
 def test_a_topic_that_cannot_be_used_keeps_no_other_from_being_opened(tmp_path):
     """An opening passes over a topic with columns that nobody understands, and says so."""
     with open_small(tmp_path) as engine:

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from frazil.errors import Conflict, InvalidRequest, NotFound
+from frazil.errors import Conflict, InvalidRequest
 from frazil.topic import STEPS_MAX
 from tests.integration.engine.opening import open_small
 
@@ -157,16 +157,6 @@ def test_a_key_that_came_in_between_is_a_conflict(engine, monkeypatch):
         topic.append_changes(bulk(range(COUNT), "insert"))
     # The second write was made: the key is in the third.
     assert caught.value.details["offsets_written"] == "0-999, 1001-2000"
-
-
-def test_a_key_that_went_in_between_is_not_found(engine, monkeypatch):
-    """The same holds for a delete that came before an update."""
-    topic = create(engine)
-    topic.append_changes(bulk(range(COUNT), "insert"))
-    before_piece(monkeypatch, topic, 2, lambda: topic.delete(COUNT - 1))
-    with pytest.raises(NotFound) as caught:
-        topic.append_changes(bulk(range(COUNT), "update"))
-    assert caught.value.details["frames_written"] == 2
 
 
 def test_a_sequence_that_another_writer_took_is_a_conflict(engine, monkeypatch):

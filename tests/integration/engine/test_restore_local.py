@@ -10,7 +10,7 @@ import pytest
 from frazil.errors import CorruptionError, NotFound
 from frazil.log import format as fmt
 from frazil.topic import StateTag
-from tests.integration.engine.opening import payloads_of, rows_of
+from tests.integration.engine.opening import payloads_of
 from tests.integration.engine.restore_scene import Scene, restored
 from tests.support.objects_limits import set_objects_limits
 
@@ -51,18 +51,6 @@ def test_a_journal_of_several_segments_is_written(tmp_path):
         scene.open()
         assert payloads_of(scene.engine.topic("events")) == written
         assert payloads_of(scene.engine.topic("other")) == [b"x"]
-
-
-def test_gaps_stay_gaps(scene):
-    """Offsets that never had records are passed over after a second restore, here and there."""
-    topic = scene.engine.create_topic("events")
-    topic.append(payload=b"a", ack="uploaded")
-    scene.lose_and_restore()
-    ack = scene.engine.topic("events").append(payload=b"b", ack="uploaded")
-    for local_all in (True, False):
-        scene.lose_and_restore(local_all=local_all)
-        rows = rows_of(scene.engine.topic("events"))
-        assert [(row["_offset"], row["payload"]) for row in rows] == [(0, b"a"), (ack.offset, b"b")]
 
 
 def test_an_object_of_a_gap_alone_is_read_over(scene):

@@ -161,22 +161,6 @@ def test_a_full_quota_may_expire_the_oldest(tmp_path):
         assert topic.stats()["message_count"] == 6 - hold
 
 
-def test_one_topics_hold_does_not_stop_the_log(tmp_path):
-    """A journal with a stuck hold goes on being written; its segments go when it moves."""
-    with open_small(tmp_path, **NOTHING_KEPT) as db:
-        stuck = db.create_topic("stuck")
-        stuck.append(b"x")
-        stuck.hold("slow", 0)
-        others = [db.create_topic(f"o{n}") for n in range(5)]
-        for topic in others:
-            fill(db, topic, 2)
-        db.upkeep.free()
-        assert db.stats()["journal"]["segments"] == 11
-        stuck.drop("slow")
-        db.upkeep.free()
-        assert db.stats()["journal"]["segments"] == 1
-
-
 def test_segments_rotate_by_size_and_are_freed_by_themselves(tmp_path):
     """The engine rotates, seals and frees without being asked, within its settings."""
     options = {**NOTHING_KEPT, "retention_check_s": 0.05}

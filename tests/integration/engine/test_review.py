@@ -8,7 +8,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from frazil.engine import AsyncEngine, AsyncTopic
+from frazil.engine import AsyncEngine
 from frazil.errors import InvalidRequest, Overloaded, Unavailable
 from frazil.schema import Message
 from tests.integration.engine.opening import open_small, payloads_of, rows_of
@@ -81,29 +81,6 @@ def test_arrow_data_keeps_its_columns_while_the_topic_is_altered(engine, change)
     assert [row["b"] for row in rows_of(topic)] == ["b1", "b2"]
     if "add" in change:
         assert [(row["a"], row["c"]) for row in rows_of(topic)] == [("a1", None), ("a2", None)]
-
-
-def test_columns_change_as_a_whole(engine):
-    """While a topic is altered, readers see the schema, codec and input of one version."""
-    topic = engine.create_topic("t", {"a": pa.string()})
-    codec = topic.runtime.codec
-    seen, over = [], threading.Event()
-
-    def look():
-        while not over.is_set():
-            columns, rows = codec.columns, codec.rows
-            seen.append(columns.arrow.version == columns.version)
-            seen.append(columns.arrow.schema is columns.schema)
-            seen.append(len(rows.schema) == rows.version)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    for number in range(20):
-        engine.alter_topic("t", add={f"c{number}": pa.string()})
-    over.set()
-    thread.join()
-    assert seen
-    assert all(seen)
 
 
 def queue_held(db):
@@ -222,13 +199,6 @@ def test_a_call_that_was_written_in_part_says_so(engine, topic):
     assert caught.value.details["frames"] == 3
     assert isinstance(caught.value.__cause__, Overloaded)
     assert topic.stats()["message_count"] == 2
-
-    async def run():
-        with pytest.raises(Unavailable, match="part of the call") as caught:
-            await AsyncTopic(topic).append_many(records)
-        assert caught.value.details["offsets_written"] == "2-3"
-
-    asyncio.run(run())
 
 
 def test_a_producer_s_call_is_never_larger_than_what_is_remembered(topic):

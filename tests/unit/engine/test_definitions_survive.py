@@ -294,12 +294,3 @@ def test_a_journal_without_files_is_restored_from_the_metadata(place):
 
 def live_names_without_parts(engine):
     return [name for name in live_names(engine) if "-part-" not in name]
-
-
-def test_a_new_directory_is_empty_and_without_warnings(place):
-    """Nothing is known of a new directory, and nothing is said of it."""
-    engine = place.open()
-    assert engine.warnings == []
-    assert engine.topics() == []
-    assert engine.create_topic("t").append(b"x").offset == 0
-    assert engine.create_topic("u").append(b"x").offset == 0

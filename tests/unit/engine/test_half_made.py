@@ -124,24 +124,6 @@ def test_a_deep_data_directory_survives_a_power_loss():
             assert batch.data.column("payload").to_pylist() == [payload]
 
 
-def test_the_index_knows_parents_and_parts():
-    """After a rebuild the metadata has the parent of parts, so that it may stand in for the log."""
-    from frazil.topic import known_topics
-
-    disk = SimulatedFileSystem()
-    engine = open_on(disk)
-    engine.create_topic("p", partitions=2)
-    engine.close()
-    engine = open_on(disk)
-    topics, _ends = known_topics(engine._indexer._store)
-    assert sorted(spec.name for spec, _schemas in topics.values()) == [
-        "/default/p",
-        "/default/p-part-0",
-        "/default/p-part-1",
-    ]
-    engine.close()
-
-
 def test_a_deleted_topic_is_forgotten_after_its_grace():
     """A deleted topic leaves the checkpoint when its grace is over and its data is gone."""
     grace = SETTINGS.topics.model_copy(update={"delete_grace_s": 60.0})
