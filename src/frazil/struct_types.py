@@ -21,7 +21,7 @@ _learnt: set[object] = set()
 
 
 def learnt(kind: type[T]) -> type[T]:
-    """Return a type, known in full: whoever asks first learns it, the others wait for that."""
+    """Return a type, known in full: the first caller learns it, the others wait for that."""
     if kind not in _learnt:
         with _lock:
             if kind not in _learnt:

@@ -153,7 +153,7 @@ def test_a_freed_segment_that_is_gone_already_raises_no_alarm():
 
 def test_an_old_epoch_does_not_come_back_into_the_window():
     """A frame of an older epoch that replay shows again changes nothing in the window."""
-    producer = Producer(producer_id=1, topic=1, name="p", epoch=1, window=5)
+    producer = Producer(1, 1, "p", epoch=1)
     old, new = Sent(7, 1, 0, 1, 10), Sent(0, 1, 1, 2, 11)
     producer.record(old, epoch=1)
     producer.record(new, epoch=2)

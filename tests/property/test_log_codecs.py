@@ -120,7 +120,7 @@ def test_head_and_payload_of_two_frames_do_not_combine(one, two):
         previous_length=U64,
         previous_lsn=U64,
         created_us=I64,
-        born_length=U64,
+        initial_length=U64,
         format_version=st.integers(1, 2**16 - 1),
         reader_version_min=st.just(1),
     ),

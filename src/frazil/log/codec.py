@@ -48,9 +48,9 @@ class Codec(Protocol):
     version: int
     """The schema version its records were validated against."""
     tracked: bool
-    """Its records want to be told by `settled` whether they were written."""
+    """`settled` reports to its records whether they were written."""
     readable: bool
-    """Its records tell who looks a key up the same as the frame that they become."""
+    """The in-memory records give the same result of a key look-up as the decoded frame."""
 
     def encode(self, records: Sequence[Any]) -> Payload:
         """Encode records into one payload.
@@ -63,11 +63,11 @@ class Codec(Protocol):
         """Return codec and data under the topic's current schema, after it changed."""
 
     def settled(self, data: Any, *, many: bool, written: bool) -> None:
-        """Tell the records of an entry whether they were written; for tracked codecs only."""
+        """Report to the records of an entry whether they were written; for tracked codecs only."""
 
 
 class Untracked:
-    """A codec whose records nobody depends on before they are written."""
+    """A codec whose records nothing depends on before they are written."""
 
     tracked = False
     readable = False
@@ -155,7 +155,7 @@ if TYPE_CHECKING:
 
 
 def settle_tracked(entries: Sequence[Entry], *, written: bool) -> None:
-    """Tell the records of tracked entries whether they were written."""
+    """Report to the records of tracked entries whether they were written."""
     for codec, run in groupby(entries, key=codec_of):
         if codec is None or not codec.tracked:
             continue

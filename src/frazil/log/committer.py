@@ -113,7 +113,7 @@ class Committer:
             Closed: if the journal is closed or has failed.
         """
         if self.journal.failed is not None:
-            # Before the lock: in a forked child nobody is left to release it.
+            # Before the lock: in a forked child no thread is left to release it.
             raise self.journal.closed_error()
         with self._lock:
             size = self._bytes + sum(map(size_of, entries))
@@ -249,7 +249,7 @@ class Committer:
         except BaseException as error:  # noqa: BLE001 - the thread's top: any bug is a fail-stop
             self.journal.fail(error)
             with self._lock:
-                # Nobody takes from the queue any more: later calls are refused at the door.
+                # Nothing takes from the queue any more: later calls are refused at once.
                 self._stopping = True
             self._refuse_rest(entries, tasks)
         finally:

@@ -129,7 +129,7 @@ class SegmentHeader(NamedTuple):
     previous_length: int
     previous_lsn: int
     created_us: int
-    born_length: int = 0
+    initial_length: int = 0
     """Bytes below this were synced before the file got its name: they are never a torn tail."""
     format_version: int = FORMAT_VERSION
     reader_version_min: int = READER_VERSION
@@ -263,7 +263,7 @@ def encode_segment_header(header: SegmentHeader) -> bytes:
         header.previous_length,
         header.previous_lsn,
         header.created_us,
-        header.born_length,
+        header.initial_length,
     )
     data = fields.ljust(SEGMENT_HEADER_BYTES - 4, b"\0")
     return data + zlib.crc32(data).to_bytes(4, "little")
@@ -301,7 +301,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
         previous_length=fields[10],
         previous_lsn=fields[11],
         created_us=fields[12],
-        born_length=fields[13],
+        initial_length=fields[13],
         format_version=version,
         reader_version_min=reader_min,
     )

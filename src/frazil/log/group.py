@@ -171,7 +171,7 @@ class Group:
         self.live: list[tuple[TopicState, int, Sequence[Any]]] = []
         """Messages of topics with followers: topic, first offset, records."""
         self.tracked: list[Entry] = []
-        """Entries whose records are told that they were written, or that they were not."""
+        """Entries whose records learn whether they were written."""
         self.controls: list[tuple[fmt.FrameHead, bytes]] = []
         self.sent: list[tuple[Producer, Sent, int]] = []
         self.waiters: list[Waiter] = []
@@ -357,7 +357,7 @@ class Group:
         self.results.append(answer)
 
     def _unwritten(self, entry: Entry) -> None:
-        """Tell the records of an entry that they are not written, before others build on them."""
+        """Report that the records of an entry are not written, before others build on them."""
         codec = entry[1]
         if codec is not None and codec.tracked:
             codec.settled(entry[2], many=entry[3] > 0, written=False)

@@ -17,8 +17,6 @@ from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
-    from typing import Self
 
 OFFSET_FIELD = pa.field("_offset", pa.int64(), nullable=False)
 TIME_FIELD = pa.field("_time", pa.timestamp("us", tz="UTC"), nullable=False)
@@ -124,7 +122,7 @@ class Piece(NamedTuple):
 
 
 class Pin(Protocol):
-    """Keeps a topic's records from `offset` on; `close` lets them go. A context manager."""
+    """Keeps a topic's records from `offset` on; `close` lets them go."""
 
     offset: int
 
@@ -133,15 +131,6 @@ class Pin(Protocol):
 
     def close(self) -> None:
         """Let all go."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 class HistorySource(Protocol):
@@ -339,9 +328,3 @@ class _PinAll:
     def close(self) -> None:
         for pin in self._pins:
             pin.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -13,7 +13,7 @@ from frazil.errors import CorruptionError
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 INDEX_COMPRESS_BYTES_MIN: Final = 1024
 
@@ -91,6 +91,27 @@ class FrameIndex:
     def find_time(self, time_us: int) -> int:
         """Return the number of the first frame at or after a time; `count` if there is none."""
         return bisect_left(self.times, time_us, 0, self.count)
+
+    def stretches(
+        self, first: int, stop: int, *, hole_bytes_max: int, bytes_max: int = 1 << 62
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Yield frames `[first, stop)` in stretches of the file that are worth reading at once.
+
+        A stretch is its first frame, the frame after its last, its position and its size.
+        """
+        while first < stop:
+            start = self.positions[first] << 3
+            end = start + self.lengths[first]
+            last = first + 1
+            while last < stop:
+                position = self.positions[last] << 3
+                following = position + self.lengths[last]
+                if position - end > hole_bytes_max or following - start > bytes_max:
+                    break
+                end = following
+                last += 1
+            yield first, last, start, end - start
+            first = last
 
     def cut(self, position: int, holes: Mapping[int, int]) -> None:
         """Forget the frames at and behind a position in the file.

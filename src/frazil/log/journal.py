@@ -1,6 +1,6 @@
 """The journal: one ordered file of frames for many topics, written by one owner.
 
-`Journal` is single-threaded: whoever calls `commit`, `tick` and `close` owns it (the committer's
+`Journal` is single-threaded: the caller of `commit`, `tick` and `close` owns it (the committer's
 thread in production, the test itself in a simulation). Readers use `segments` and the topics'
 fields, which are swapped or grow so that a reader never sees a half-made state.
 """
@@ -105,19 +105,6 @@ def _late(results: Sequence[Ack | BaseException]) -> list[Ack | BaseException]:
         outcome="unknown",
     )
     return [unknown if isinstance(result, Ack) else result for result in results]
-
-
-def closed_error(failed: BaseException | None, directory: str) -> FrazilError:
-    """Return the error for calls after the end, with what ended the journal."""
-    if failed is None:
-        return Closed("the engine is closed")
-    if isinstance(failed, Closed):
-        return Closed(failed.message, **failed.details)
-    if isinstance(failed, OSError):
-        text = "the journal is closed because storage failed; find the cause, then open it again"
-    else:
-        text = "the journal is closed because of a bug; please report it, then open it again"
-    return Closed(text, cause=failed, directory=directory)
 
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -363,11 +350,11 @@ class Journal:
             if error.errno not in DISK_FULL:
                 raise
             self._undo_write()
-            self._tell_full()
+            self._report_full()
             raise disk_full(self.directory) from error
         self._filled = max(self._filled, end)
 
-    def _tell_full(self) -> None:
+    def _report_full(self) -> None:
         if self.on_disk_full is not None:
             with contextlib.suppress(OSError):
                 self.on_disk_full()
@@ -543,7 +530,14 @@ class Journal:
             previous_lsn=lsn,
             created_us=now_us,
         )
-        self._forget(now_us)
+        # Keep the checkpoint small: silent producers and topics long deleted leave it.
+        self.state.forget_old(
+            now_us=now_us,
+            producers_max=PRODUCERS_MAX,
+            producer_age_us=int(self._producers.window_age_s * 1_000_000),
+            delete_grace_us=self.delete_grace_us,
+            trusted=self._clock_watch.trusted(now_us=now_us, monotonic_s=self.clock.monotonic()),
+        )
         frames = initial_frames(
             header, encode_checkpoint(self.state, lsn=lsn), lsn=lsn, time_us=now_us
         )
@@ -556,7 +550,7 @@ class Journal:
             # Without its name the new segment does not exist: the old one goes on being written.
             gone = self._file_system.stat(path) is None
             if error.errno in DISK_FULL and gone:
-                self._tell_full()
+                self._report_full()
                 raise disk_full(self.directory) from error
             if error.errno in NO_DESCRIPTORS and gone:
                 raise Overloaded(
@@ -577,17 +571,6 @@ class Journal:
             topic.index = None
         self.segments = (*self.segments, fresh)
 
-    def _forget(self, now_us: int) -> None:
-        """Keep the checkpoint small: silent producers and topics long deleted leave it."""
-        monotonic_s = self.clock.monotonic()
-        self.state.forget_old(
-            now_us=now_us,
-            producers_max=PRODUCERS_MAX,
-            producer_age_us=int(self._producers.window_age_s * 1_000_000),
-            delete_grace_us=self.delete_grace_us,
-            trusted=self._clock_watch.trusted(now_us=now_us, monotonic_s=monotonic_s),
-        )
-
     def seal_one(self) -> bool:
         """Write the footer of one rotated segment; return whether there was one.
 
@@ -596,24 +579,17 @@ class Journal:
         that a sync that failed is never tried a second time.
         """
         with self._sealing:
-            return self._seal_next()
-
-    def _seal_next(self) -> bool:
-        if not self.to_seal:
-            return False
-        segment, frames = self.to_seal.pop(0)
-        if segment.sealed_us:
-            # Sealed already: its indexes are in the footer, and a second one would lack them.
+            if not self.to_seal:
+                return False
+            segment, frames = self.to_seal.pop(0)
+            # A second footer would lack the indexes, which are in the first one.
+            if not segment.sealed_us:
+                with contextlib.closing(self._file_system.open(segment.path, "write")) as file:
+                    footer = seal(file, segment, frames=frames, time_us=self.clock.now_us())
+                self._files.drop(segment.path)
+                segment.use_footer(footer)
+                segment.forget_indexes()
             return True
-        file = self._file_system.open(segment.path, "write")
-        try:
-            footer = seal(file, segment, frames=frames, time_us=self.clock.now_us())
-        finally:
-            file.close()
-        self._files.drop(segment.path)
-        segment.use_footer(footer)
-        segment.forget_indexes()
-        return True
 
     def free(self, segment_first: int) -> Control:
         """Return the control frame that frees all segments below `segment_first`.
@@ -629,7 +605,7 @@ class Journal:
         gone = [segment for segment in self.segments if segment.id < first]
         if gone:
             kept = tuple(segment for segment in self.segments if segment.id >= first)
-            # The starts rise first: a reader that still finds the segments is told nothing wrong.
+            # The starts rise first: a reader that still finds the segments gets no wrong answer.
             refresh_topics(self.state.topics.values(), kept)
             self.segments = kept
             with self._sealing:
@@ -658,8 +634,19 @@ class Journal:
         wake(list(self.state.topics.values()))
 
     def closed_error(self) -> FrazilError:
-        """Return the error for calls after the end."""
-        return closed_error(self.failed, self.directory)
+        """Return the error for calls after the end, with what ended the journal."""
+        failed = self.failed
+        if failed is None:
+            return Closed("the engine is closed")
+        if isinstance(failed, Closed):
+            return Closed(failed.message, **failed.details)
+        if isinstance(failed, OSError):
+            text = (
+                "the journal is closed because storage failed; find the cause, then open it again"
+            )
+        else:
+            text = "the journal is closed because of a bug; please report it, then open it again"
+        return Closed(text, cause=failed, directory=self.directory)
 
     def close(self) -> None:
         """Sync everything and mark the journal as cleanly closed."""

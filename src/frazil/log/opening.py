@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -23,7 +24,7 @@ from frazil.log.segment import Segment, create_segment, segment_name
 from frazil.log.state import RANGE_GAP, JournalState, SpecialRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -110,7 +111,7 @@ def _make_directory(file_system: FileSystem, directory: str) -> None:
 
 
 def _sync_ancestors(file_system: FileSystem, directory: str) -> None:
-    """Make the names on the way to a new journal durable: who made them may have been killed."""
+    """Make the names on the way to a new journal durable: their maker may have been killed."""
     path = directory
     while path:
         path = path.rpartition("/")[0]
@@ -147,7 +148,7 @@ def initial_frames(
     rest: Sequence[Buffer] = (),
     lsn_end: int | None = None,
 ) -> list[Buffer]:
-    """Return the frames a segment is born with: checkpoint, `rest`, and a marker.
+    """Return the initial frames of a segment: checkpoint, `rest`, and a marker.
 
     The marker may say that all of them are synced, since nobody sees the file before they are.
     """
@@ -261,8 +262,8 @@ class _Opening:
             return
         reason = json.dumps({"segment": segment, "damage": damage, "lost": lost}, indent=2)
         try:
-            self._copy(path, target, start=0)
-            self._write_new(f"{target}.reason.json", reason.encode())
+            self._write_new(target, self._pieces(path, 0))
+            self._write_new(f"{target}.reason.json", [reason.encode()])
         except OSError as error:
             for half in (target, f"{target}.reason.json"):
                 if self._file_system.stat(half) is not None:
@@ -276,31 +277,21 @@ class _Opening:
         self._file_system.sync_directory(self._directory)
         self._survey.report.quarantined.append(target)
 
-    def _copy(self, path: str, target: str, *, start: int) -> None:
+    def _pieces(self, path: str, start: int) -> Iterator[bytes]:
         source = self._files.get(path)
         size = source.size()
-        if self._file_system.stat(target) is not None:
-            self._file_system.unlink(target)
-        copy = self._file_system.open(target, "create")
-        try:
-            position = start
-            while position < size:
-                data = read_fully(source, position, min(COPY_BYTES, size - position))
-                write_fully(copy, position - start, [data])
-                position += len(data)
-            copy.sync()
-        finally:
-            copy.close()
+        for position in range(start, size, COPY_BYTES):
+            yield read_fully(source, position, min(COPY_BYTES, size - position))
 
-    def _write_new(self, path: str, data: bytes) -> None:
+    def _write_new(self, path: str, pieces: Iterable[bytes]) -> None:
+        """Write a file, over what is there, and sync it."""
         if self._file_system.stat(path) is not None:
             self._file_system.unlink(path)
-        file = self._file_system.open(path, "create")
-        try:
-            write_fully(file, 0, [data])
+        with closing(self._file_system.open(path, "create")) as file:
+            position = 0
+            for data in pieces:
+                position += write_fully(file, position, [data])
             file.sync()
-        finally:
-            file.close()
 
     # -- the active segment ----------------------------------------------------------------------
 
@@ -309,7 +300,7 @@ class _Opening:
         state = self._survey.state
         state.segment_first = 1
         header = self._header(segment=1, generation=1, previous=0, length=0, lsn=0)
-        return self._born(header, [], lsn=0, segments=[])
+        return self._create(header, _Rewriter(header, 0), lsn=0, segments=[])
 
     def may_resume(self, gaps: Sequence[object]) -> bool:
         """Tell whether the last segment was closed cleanly and may be written on."""
@@ -373,21 +364,15 @@ class _Opening:
         # A killed process may have left names that only the cache knows; the successor's name must
         # not outlive theirs.
         self._file_system.sync_directory(self._directory)
-        rest = _Rewriter(header, self._files.get(last.path), survey.state, lsn)
-        rest.copy(cut, scan.end)
+        rest = _Rewriter(header, lsn)
+        rest.copy(self._files.get(last.path), cut, scan.end)
         for topic, special in [*survey.report.lost, *gaps]:
             rest.gap(topic, special)
         survey.report.frames_rewritten = rest.copied
         scan.cut_indexes(cut)
         last.segment.body_end = cut
         last.segment.lsn_last = lsn
-        opened = self._born(
-            header,
-            rest.frames,
-            lsn=lsn,
-            segments=segments,
-            rest=rest,
-        )
+        opened = self._create(header, rest, lsn=lsn, segments=segments)
         self._save_torn(last)
         opened.to_seal = self._to_seal(survey.found)
         return opened
@@ -408,31 +393,33 @@ class _Opening:
             created_us=max(self._clock.now_us(), self._survey.state.time_us),
         )
 
-    def _born(
+    def _create(
         self,
         header: fmt.SegmentHeader,
-        frames: list[Buffer],
+        rest: _Rewriter,
         *,
         lsn: int,
         segments: list[Segment],
-        rest: _Rewriter | None = None,
     ) -> Opened:
+        """Create the active segment with the checkpoint and the frames of `rest`."""
         state = self._survey.state
-        lsn_end = lsn if rest is None else rest.lsn
         checkpoint = encode_checkpoint(state, lsn=lsn)
-        if rest is not None:
-            rest.index_frames(fmt.SEGMENT_HEADER_BYTES + _frame_size(len(checkpoint)))
+        rest.index_frames(fmt.SEGMENT_HEADER_BYTES + _frame_size(len(checkpoint)))
         buffers = initial_frames(
-            header, checkpoint, lsn=lsn, time_us=header.created_us, rest=frames, lsn_end=lsn_end
+            header,
+            checkpoint,
+            lsn=lsn,
+            time_us=header.created_us,
+            rest=rest.frames,
+            lsn_end=rest.lsn,
         )
         file, position = create_segment(self._file_system, self._directory, header, buffers)
-        state.lsn = lsn_end
+        state.lsn = rest.lsn
         path = f"{self._directory}/{segment_name(header.segment)}"
         active = Segment(path, header, self._files)
         active.body_end = position
-        active.lsn_last = lsn_end
-        if rest is not None:
-            active.indexes = rest.indexes
+        active.lsn_last = rest.lsn
+        active.indexes = rest.indexes
         segments = [*segments, active]
         refresh_topics(state.topics.values(), segments, freed=False)
         return Opened(
@@ -443,8 +430,8 @@ class _Opening:
             active=active,
             file=file,
             position=position,
-            frames=2 + (0 if rest is None else rest.count),
-            marked_lsn=lsn_end,
+            frames=2 + rest.count,
+            marked_lsn=rest.lsn,
         )
 
     # -- after -----------------------------------------------------------------------------------
@@ -453,7 +440,8 @@ class _Opening:
         """Keep the bytes behind the torn point: they are evidence, not data."""
         if found.torn_from < 0:
             return
-        self._copy(found.path, f"{found.path}.torn-{self._clock.now_us()}", start=found.torn_from)
+        target = f"{found.path}.torn-{self._clock.now_us()}"
+        self._write_new(target, self._pieces(found.path, found.torn_from))
         self._file_system.sync_directory(self._directory)
 
     def _to_seal(self, found: Iterable[Found]) -> list[tuple[Segment, int]]:
@@ -476,29 +464,24 @@ def _frame_size(payload_bytes: int) -> int:
 class _Rewriter:
     """Writes frames again for another segment: same offsets and sequence, new salt."""
 
-    def __init__(
-        self, header: fmt.SegmentHeader, source: File, state: JournalState, lsn: int
-    ) -> None:
+    def __init__(self, header: fmt.SegmentHeader, lsn: int) -> None:
         self._header = header
-        self._source = source
-        self._state = state
         self._data: list[tuple[fmt.FrameHead, int, int]] = []
         self.frames: list[Buffer] = []
         self.indexes: dict[int, FrameIndex] = {}
         self.size = 0
-        self.lsn = lsn
-        self.synced = lsn
+        self.lsn = self._synced = lsn
         self.copied = 0
         self.count = 0
 
-    def copy(self, start: int, end: int) -> None:
+    def copy(self, source: File, start: int, end: int) -> None:
         """Take over the frames in `[start, end)` of the old segment, all verified before."""
         position = start
         while position < end:
-            head = fmt.read_head(read_fully(self._source, position, fmt.FRAME_HEAD_BYTES), 0)
+            head = fmt.read_head(read_fully(source, position, fmt.FRAME_HEAD_BYTES), 0)
             whole = fmt.FRAME_PREFIX_BYTES + head.length
             if head.kind not in (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER):
-                data = memoryview(read_fully(self._source, position, whole))
+                data = memoryview(read_fully(source, position, whole))
                 runs_end = fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size
                 runs = bytes(data[fmt.FRAME_HEAD_BYTES : runs_end])
                 self._put(head, fmt.payload_of(data, 0, head), runs)
@@ -538,7 +521,7 @@ class _Rewriter:
             salt=self._header.salt,
             generation=self._header.generation,
             lsn=head.lsn,
-            synced=self.synced,
+            synced=self._synced,
             time_us=head.time,
             topic=head.topic,
             count=head.records,

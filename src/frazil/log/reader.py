@@ -17,7 +17,6 @@ from frazil.model import OffsetRange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Self
 
     from frazil.log.index import FrameIndex
     from frazil.log.journal import Journal
@@ -76,12 +75,6 @@ class LogPin:
     def close(self) -> None:
         self._source.unpin(self)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class LogSource:
     """Gives the records of a journal's topics back. Any number of threads may read."""
@@ -115,7 +108,7 @@ class LogSource:
         special = covering(state.ranges, offset)
         while special is not None:
             if special.kind == RANGE_LOST and gaps:
-                # The gap before is told first; the next read is refused.
+                # The gap before it is reported first; the next read is refused.
                 return Piece([], offset, tuple(gaps))
             if special.kind == RANGE_LOST:
                 raise lost_error(special, topic=state.spec.name)
@@ -214,19 +207,11 @@ class LogSource:
         except OSError as error:
             raise _unreadable(segment, state, error) from error
         frames: list[Frame] = []
-        number = first
-        while number < stop:
-            start = index.positions[number] << 3
-            end = start + index.lengths[number]
-            last = number + 1
-            while last < stop:
-                position = index.positions[last] << 3
-                if position - end > HOLE_BYTES_MAX:
-                    break
-                end = position + index.lengths[last]
-                last += 1
+        for number, last, start, size in index.stretches(
+            first, stop, hole_bytes_max=HOLE_BYTES_MAX
+        ):
             try:
-                data = read_fully(file, start, end - start)
+                data = read_fully(file, start, size)
             except OSError as error:
                 raise Unavailable("segment cannot be read", path=segment.path) from error
             self.bytes_read += len(data)
@@ -238,7 +223,6 @@ class LogSource:
                 if not frames:
                     raise
                 break
-            number = last
         self.frames_read += len(frames)
         return frames
 
@@ -280,7 +264,11 @@ class _Found(NamedTuple):
     state: TopicState
 
     def all_verified(self, first: int, last: int) -> Iterator[Frame]:
-        """Yield frames `[first, last)`; the checks of `verified`, without its words for a fault."""
+        """Yield frames `[first, last)`, each checked against all that is known of it.
+
+        Raises:
+            CorruptionError: at the first one that is damaged.
+        """
         data, start, index = self.data, self.start, self.frame_index
         view = memoryview(data)
         topic, salt, generation = self.state.id, self.segment.salt, self.segment.generation
@@ -290,8 +278,7 @@ class _Found(NamedTuple):
         for number in range(first, last):
             at = (positions[number] << 3) - start
             if at > limit:
-                yield self.verified(number)
-                continue
+                raise self._damage(number)
             fields = unpack(data, at)
             payload = at + 80 + fields[6] * 24
             end = at + 16 + fields[1]
@@ -305,35 +292,23 @@ class _Found(NamedTuple):
                 or not 0 < fields[3] <= fmt.KIND_ROWS
                 or end > len(data)
             ):
-                yield self.verified(number)
-                continue
+                raise self._damage(number)
             yield new_tuple(Frame, (new_tuple(fmt.FrameHead, fields), data, payload))
 
-    def verified(self, number: int) -> Frame:
-        """Return frame `number` of the index, checked against all that is known of it."""
-        data, index, segment = self.data, self.frame_index, self.segment
+    def _damage(self, number: int) -> CorruptionError:
+        """Return the error for a damaged frame, with what is wrong with it."""
+        data, index = self.data, self.frame_index
         at = (index.positions[number] << 3) - self.start
         fault = "segment is cut short"
         if at + index.lengths[number] <= len(data):
-            head = fmt.read_head(data, at)
-            fault = fmt.frame_fault(memoryview(data), at, head)
-            if not fault and (
-                head.kind > fmt.KIND_ROWS
-                or head.topic != self.state.id
-                or head.offset != index.offsets[number]
-                or head.salt != segment.salt
-                or head.generation != segment.generation
-            ):
-                fault = "frame is not the one that was written here"
-            if not fault:
-                return Frame(head, data, at + fmt.FRAME_HEAD_BYTES + head.runs * fmt.RUN.size)
-        raise CorruptionError(
+            fault = fmt.frame_fault(memoryview(data), at, fmt.read_head(data, at))
+        return CorruptionError(
             "stored records are damaged, run `frazil doctor`; reading may go on at offset_next",
             topic=self.state.spec.name,
             offset_first=index.offsets[number],
             offset_next=_frame_end(index, number),
-            reason=fault,
-            segment=segment.id,
+            reason=fault or "frame is not the one that was written here",
+            segment=self.segment.id,
             position=index.positions[number] << 3,
         )
 

@@ -14,7 +14,7 @@ from frazil.errors import CorruptionError
 from frazil.fs import read_fully
 from frazil.log import format as fmt
 from frazil.log.checkpoint import decode_checkpoint
-from frazil.log.scan import UNNUMBERED, Fault, Scan, Scanner
+from frazil.log.scan import UNNUMBERED, Fault, Scan, Scanner, frame_at
 from frazil.log.segment import (
     SUFFIX_TEMP,
     OpenFiles,
@@ -92,7 +92,7 @@ class Survey:
         self._absent: list[tuple[int, int]] = []
         """Numbers `[first, end)` of segments that are not there; freed ones may be among them."""
         self._freed_before = 0
-        self._told: list[fmt.FrameHead] = []
+        self._heads_lost: list[fmt.FrameHead] = []
         """Heads of frames that are damaged, or lie where they were not written."""
         self._unknown: list[tuple[int, set[int]]] = []
         """Damage that hides its topics: a bound on its records, and the topics it cannot be of."""
@@ -292,8 +292,8 @@ class Survey:
         for fault in scan.faults:
             if scan.synced > fault.lsn_before:
                 continue
-            if fault.position < found.header.born_length:
-                # The segment was born with these bytes, synced: nothing there can be torn.
+            if fault.position < found.header.initial_length:
+                # These bytes were synced before the segment got its name: nothing there can be torn.
                 continue
             if not fault.zero or fault.lsn_after:
                 found.torn_from = fault.position
@@ -307,7 +307,7 @@ class Survey:
             found.damaged.append(text)
             self.report.warnings.append(f"segment {found.header.segment}: {text}")
             heads, unread = _heads_in(self._files.get(found.path), found.header, fault)
-            self._told += heads
+            self._heads_lost += heads
             if unread and fault.missing and found is self.found[-1]:
                 # Behind any other segment a checkpoint tells the head of every topic.
                 later = {
@@ -316,7 +316,7 @@ class Survey:
                     if index.count and index.positions[-1] << 3 >= fault.end
                 }
                 self._unknown.append((unread * RECORDS_PER_BYTE_MAX, later))
-        self._told += scan.misplaced
+        self._heads_lost += scan.misplaced
 
     def _use_scan(self, found: Found, scan: Scan, *, end: int) -> None:
         segment = found.segment
@@ -415,7 +415,7 @@ class Survey:
         """Compare what the segments hold of each topic with what they must hold."""
         kept = [f for f in self.found if f.header.segment >= self.state.segment_first]
         topics = self.state.topics
-        for head in self._told:
+        for head in self._heads_lost:
             # What stood before a lost frame was there, too, even if no other head tells of it.
             if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS) and head.topic in topics:
                 topics[head.topic].next = max(topics[head.topic].next, head.offset + head.records)
@@ -470,7 +470,7 @@ def _held(found: Found, topic: int) -> list[tuple[int, int]]:
 
 def _first_frame(file: File, size: int) -> fmt.FrameHead | None:
     """Return the head of the frame behind the segment header if that frame is valid."""
-    return _frame_at(file, size, fmt.SEGMENT_HEADER_BYTES)
+    return frame_at(file, size, fmt.SEGMENT_HEADER_BYTES)
 
 
 def _any_frame(file: File, size: int) -> fmt.FrameHead | None:
@@ -482,23 +482,11 @@ def _any_frame(file: File, size: int) -> fmt.FrameHead | None:
             if 0 < window[at + fmt.FRAME_PREFIX_BYTES] <= fmt.KIND_LAST and not fmt.head_fault(
                 window[at : at + fmt.FRAME_HEAD_BYTES]
             ):
-                head = _frame_at(file, size, start + at)
+                head = frame_at(file, size, start + at)
                 if head is not None:
                     return head
         start += SEARCH_BYTES - fmt.FRAME_HEAD_BYTES
     return None
-
-
-def _frame_at(file: File, size: int, start: int) -> fmt.FrameHead | None:
-    data = read_fully(file, start, fmt.FRAME_HEAD_BYTES)
-    if len(data) < fmt.FRAME_HEAD_BYTES:
-        return None
-    head = fmt.read_head(data, 0)
-    whole = fmt.FRAME_PREFIX_BYTES + head.length
-    if head.length > fmt.BODY_BYTES_MAX or start + whole > size:
-        return None
-    view = memoryview(read_fully(file, start, whole))
-    return None if fmt.frame_fault(view, 0, head) else head
 
 
 def _heads_in(

@@ -96,9 +96,7 @@ def _may_go(
     if end > topic.floor:
         return False
     policy = view.policies[topic.id]
-    if early:
-        return True
-    if later >= policy.bytes_max:
+    if early or later >= policy.bytes_max:
         return True
     return view.time_trusted and time_max + policy.age_us <= view.now_us
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
 from frazil.fs import read_fully
@@ -10,7 +11,6 @@ from frazil.log import format as fmt
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from frazil.log.index import FrameIndex
     from frazil.log.segment import Segment
 
 __all__ = ["logged_runs"]
@@ -38,31 +38,16 @@ def logged_runs(
         if index is None:
             continue
         file = segment.file()
-        number = index.find(first)
-        while number < index.count and index.offsets[number] < end:
-            stop, start, size = _stretch(index, number, end)
+        stop = bisect_left(index.offsets, end, 0, index.count)
+        for number, last, start, size in index.stretches(
+            index.find(first), stop, hole_bytes_max=HOLE_BYTES_MAX, bytes_max=STRETCH_BYTES
+        ):
             data = memoryview(read_fully(file, start, size))
-            for each in range(number, stop):
+            for each in range(number, last):
                 at = (index.positions[each] << 3) - start
                 for offset, run in _frame_runs(data, at, topic):
                     if first <= offset < end:
                         yield offset, run
-            number = stop
-
-
-def _stretch(index: FrameIndex, number: int, end: int) -> tuple[int, int, int]:
-    """Return the number behind the frames to read at once, and where and how long they are."""
-    start = index.positions[number] << 3
-    finish = start + index.lengths[number]
-    stop = number + 1
-    while stop < index.count and index.offsets[stop] < end:
-        position = index.positions[stop] << 3
-        following = position + index.lengths[stop]
-        if position - finish > HOLE_BYTES_MAX or following - start > STRETCH_BYTES:
-            break
-        finish = following
-        stop += 1
-    return stop, start, finish - start
 
 
 def _frame_runs(data: memoryview, at: int, topic: int) -> Iterator[tuple[int, fmt.Run]]:

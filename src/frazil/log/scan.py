@@ -67,12 +67,11 @@ class Scan:
         self.lsns = array("Q")
         self.ends = array("Q")
         """Batch sequence and end of each frame that has a sequence number of its own."""
-        self.born_end = 0
-        """The end of the checkpoint that the segment was born with; where that would start if it
+        self.initial_end = 0
+        """The end of the segment's own checkpoint; where that would start if it
         is damaged."""
-        self.lsn_first = lsn
         self.lsn = lsn
-        # What lies before the segment was synced before the segment was born.
+        # What is before the segment was synced before the segment was created.
         self.synced = lsn
         self.end = 0
         self.frames = 0
@@ -87,7 +86,7 @@ class Scan:
         Markers behind it are not: they have no sequence of their own that could be proven.
         """
         number = bisect_right(self.lsns, self.synced)
-        end = self.ends[number - 1] if number else self.born_end
+        end = self.ends[number - 1] if number else self.initial_end
         # A fault that stayed in the scan was proven to be damage, so all before it was synced.
         end = max([end, *(fault.end for fault in self.faults)])
         number = bisect_right(self.ends, end)
@@ -138,7 +137,7 @@ class Scanner:
     def run(self) -> Scan:
         """Scan to the end; faults are listed, frames behind them are taken too."""
         result = self.result
-        result.end = result.born_end = self._position
+        result.end = result.initial_end = self._position
         window_bytes = WINDOW_BYTES
         while self._position < self._end:
             size = min(window_bytes, self._end - self._position)
@@ -301,7 +300,7 @@ class Scanner:
             result.lsns.append(head.lsn)
             result.ends.append(position + head.length + fmt.FRAME_PREFIX_BYTES)
         elif head.kind == fmt.KIND_CHECKPOINT:
-            result.born_end = position + head.length + fmt.FRAME_PREFIX_BYTES
+            result.initial_end = position + head.length + fmt.FRAME_PREFIX_BYTES
         # Behind a fault a marker may be the first to tell how far the sequence had come.
         result.lsn = head.lsn
         if head[11] > result.synced:
@@ -373,17 +372,23 @@ class Scanner:
         return self._end, zero, None
 
     def _valid_at(self, position: int) -> fmt.FrameHead | None:
-        head_bytes = read_fully(self._file, position, fmt.FRAME_HEAD_BYTES)
-        if len(head_bytes) < fmt.FRAME_HEAD_BYTES:
+        head = frame_at(self._file, self._end, position)
+        if head is None or head.salt != self._salt or head.generation != self._generation:
             return None
-        head = fmt.read_head(head_bytes, 0)
-        whole = fmt.FRAME_PREFIX_BYTES + head.length
-        if head.length > fmt.BODY_BYTES_MAX or position + whole > self._end:
-            return None
-        if head.salt != self._salt or head.generation != self._generation:
-            return None
-        data = memoryview(read_fully(self._file, position, whole))
-        return None if fmt.frame_fault(data, 0, head) else head
+        return head
+
+
+def frame_at(file: File, end: int, position: int) -> fmt.FrameHead | None:
+    """Return the head of the frame at a position if that frame is valid and ends before `end`."""
+    data = read_fully(file, position, fmt.FRAME_HEAD_BYTES)
+    if len(data) < fmt.FRAME_HEAD_BYTES:
+        return None
+    head = fmt.read_head(data, 0)
+    whole = fmt.FRAME_PREFIX_BYTES + head.length
+    if head.length > fmt.BODY_BYTES_MAX or position + whole > end:
+        return None
+    view = memoryview(read_fully(file, position, whole))
+    return None if fmt.frame_fault(view, 0, head) else head
 
 
 def _missing_before(head: fmt.FrameHead, lsn: int) -> int:

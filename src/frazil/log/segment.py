@@ -216,8 +216,8 @@ def create_segment(
         file_system.unlink(temporary)
     file = file_system.open(temporary, "create")
     try:
-        born = fmt.SEGMENT_HEADER_BYTES + sum(memoryview(frame).nbytes for frame in frames)
-        first = fmt.encode_segment_header(header._replace(born_length=born))
+        initial = fmt.SEGMENT_HEADER_BYTES + sum(memoryview(frame).nbytes for frame in frames)
+        first = fmt.encode_segment_header(header._replace(initial_length=initial))
         size = write_fully(file, 0, [first, *frames])
         file.sync()
         file_system.rename(temporary, path)

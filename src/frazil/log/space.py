@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import Overloaded
@@ -9,7 +10,7 @@ from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from frazil.config import LogSettings
-    from frazil.fs import FileSystem, Space
+    from frazil.fs import FileSystem
 
 HYSTERESIS_RATIO: Final = 0.1
 """Publishing resumes when the free room exceeds the mark by this share."""
@@ -30,7 +31,6 @@ class SpaceGuard:
         self.blocked = False
         self.free_bytes = 0
         self.total_bytes = 0
-        self.blocked_count = 0
 
     @property
     def mark_bytes(self) -> int:
@@ -40,20 +40,13 @@ class SpaceGuard:
 
     def check(self) -> bool:
         """Look at the room, update `blocked` and the ballast; return whether it changed."""
-        space: Space = self._file_system.space(self._directory)
-        self.free_bytes, self.total_bytes = space
+        self.free_bytes, self.total_bytes = self._file_system.space(self._directory)
         before = self.blocked
-        free = space.free_bytes
-        if self.blocked:
-            self.blocked = free < self.mark_bytes * (1 + HYSTERESIS_RATIO)
-        else:
-            self.blocked = free < self.mark_bytes
-        if self.blocked and not before:
-            self.blocked_count += 1
+        self.blocked = self.free_bytes < self.mark_bytes * (1 + HYSTERESIS_RATIO * before)
         try:
             if not self.blocked:
                 self._keep_ballast()
-            elif free < self._settings.ballast_bytes:
+            elif self.free_bytes < self._settings.ballast_bytes:
                 self.give_up_ballast()
         except OSError as error:
             # The ballast is a help, not a condition: what was decided above stands without it.
@@ -72,18 +65,13 @@ class SpaceGuard:
 
     def block(self) -> None:
         """Stop publishing at once: a write met a full disk."""
-        if not self.blocked:
-            self.blocked = True
-            self.blocked_count += 1
+        self.blocked = True
         self.give_up_ballast()
 
-    def give_up_ballast(self) -> bool:
-        """Delete the ballast file; return whether there was one."""
-        try:
+    def give_up_ballast(self) -> None:
+        """Delete the ballast file, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
             self._file_system.unlink(self._ballast)
-        except FileNotFoundError:
-            return False
-        return True
 
     def _keep_ballast(self) -> None:
         size = self._settings.ballast_bytes

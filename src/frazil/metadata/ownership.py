@@ -60,9 +60,9 @@ class Ownership:
         self.trouble: FrazilError | None = None
         """Why the lease could not be renewed the last time; None if it was."""
         self.on_epoch: Callable[[int], None] = lambda _epoch: None
-        """Is told each epoch after the first."""
+        """Called with each epoch after the first."""
         self.on_fenced: Callable[[Closed], None] = lambda _error: None
-        """Is told once when another has taken over."""
+        """Called once when another broker has taken over."""
 
     @property
     def epoch(self) -> int:
@@ -213,7 +213,7 @@ class Ownership:
 def holder_of(file_system: FileSystem, lock_path: str, clock: Clock) -> str:
     """Name the owner of a data directory so that only a later self of it has the same name.
 
-    It is this run of this machine's kernel with the lock's file: whoever has that name holds the
+    It is this run of this machine's kernel with the lock's file: a process with that name holds the
     lock, so the one before is dead and its lease may be taken at once. Where the system does not
     tell, the name is new each time and the lease of the one before has to run out.
     """

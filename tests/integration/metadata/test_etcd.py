@@ -196,7 +196,7 @@ def test_killed_server_comes_back_without_reopening(server, opened):
     assert (store.get("/a").value, store.applied_lsn("j")) == (b"3", 2)
 
 
-def test_server_that_is_not_there_is_told_with_the_setting(server):
+def test_server_that_is_not_there_is_reported_with_the_setting(server):
     """An endpoint that nobody listens on, and one that is no URL, name the setting."""
     port = free_port()
     settings = server.settings(endpoints=f"http://127.0.0.1:{port}", timeout_s=1)
@@ -333,7 +333,7 @@ def test_certificates(tmp_path):
 
 
 def test_calls_that_cross_a_close_are_closed(opened):
-    """Threads that read while the store is closed are told Closed or Unavailable, never a bug."""
+    """Threads that read while the store is closed get Closed or Unavailable, never a bug."""
     store = opened()
     ended = []
 

@@ -28,7 +28,7 @@ def open_store(members):
 
 
 class Counter:
-    """A thread that adds one, again and again, and knows what it was told."""
+    """A thread that adds one, again and again, and counts the answers."""
 
     def __init__(self, members, name):
         self.store = open_store(members)

@@ -242,14 +242,10 @@ def test_what_is_no_mapping_is_refused(value):
     assert caught.value.details["key"] == "lake.spark.conf"
 
 
-def test_a_segment_that_just_holds_the_largest_write_is_allowed():
-    """The boundary itself is no contradiction."""
+def test_a_boundary_itself_is_no_contradiction():
+    """A segment that just holds the largest write, and a budget of exactly that, are allowed."""
     settings = load(log__segment_bytes_max="11MiB", log__write_bytes_max="10MiB")
     assert settings.log.segment_bytes_max == 11 << 20
-
-
-def test_the_budget_may_be_as_large_as_a_write():
-    """A budget of exactly the largest write is no contradiction."""
     settings = load(memory__budget_bytes="10MiB", disk__bytes_max="1MiB")
     assert settings.memory.budget_bytes == settings.log.write_bytes_max
 
@@ -394,18 +390,17 @@ def test_the_schema_knows_every_setting_and_its_units():
             assert re.search(text["pattern"], info.shown(info.default))
 
 
-@pytest.mark.parametrize("text", ["128MB", "1.5 GiB", "4096", "10kB"])
-def test_the_schema_takes_what_sizes_are(text):
-    """The pattern of the schema agrees with the reader of sizes."""
-    assert re.search(SIZE_PATTERN, text)
-    assert not re.search(SIZE_PATTERN, text + "!")
-
-
-@pytest.mark.parametrize("text", ["20ms", "1h30m", "5", "48h", "250us"])
-def test_the_schema_takes_what_durations_are(text):
-    """The pattern of the schema agrees with the reader of durations."""
-    assert re.search(DURATION_PATTERN, text)
-    assert not re.search(DURATION_PATTERN, text + "!")
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        *((SIZE_PATTERN, text) for text in ("128MB", "1.5 GiB", "4096", "10kB")),
+        *((DURATION_PATTERN, text) for text in ("20ms", "1h30m", "5", "48h", "250us")),
+    ],
+)
+def test_the_schema_takes_what_sizes_and_durations_are(pattern, text):
+    """The patterns of the schema agree with the readers of sizes and durations."""
+    assert re.search(pattern, text)
+    assert not re.search(pattern, text + "!")
 
 
 def run(*arguments, env=None):

@@ -95,7 +95,7 @@ def test_a_cursor_without_ranges_takes_one_number():
     ],
 )
 def test_what_is_no_cursor_is_refused(value):
-    """Bytes that no cursor has are told from one: overlap, order, bounds, types."""
+    """Bytes that are no cursor are refused: overlap, order, bounds, types."""
     with pytest.raises(ValueError, match=r"\w"):
         CursorState.decode(msgspec.msgpack.encode(value))
 

@@ -72,7 +72,7 @@ def test_a_record_that_cannot_be_encoded_is_refused_alone():
 
 
 def test_an_offset_that_was_freed_meanwhile_is_never_skipped():
-    """A reader that finds a later frame than it asked for is told, not served the later one."""
+    """A reader that finds a later frame than it asked for gets an error, not the later frame."""
     log = DrivenLog(SimulatedFileSystem())
     log.create(1, "/default/a")
     log.plain(1, b"first")

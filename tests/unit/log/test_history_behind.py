@@ -11,7 +11,7 @@ from frazil.model import OffsetRange
 
 
 class Pinned:
-    """A pin that remembers what it was told."""
+    """A pin that remembers its calls."""
 
     def __init__(self, offset):
         self.offset = offset
@@ -107,7 +107,7 @@ def test_damage_at_hand_is_served_from_behind():
             chain.read(1, offset=offset, bytes_max=1)
 
 
-def test_a_store_out_of_reach_is_told_and_hides_nothing_at_hand():
+def test_a_store_out_of_reach_is_reported_and_hides_nothing_at_hand():
     """Reads at hand go on while the store is down; reads behind say that it is unavailable."""
     down = Held("objects", 0, 30, fails=Unavailable("store is down", retry_after_ms=1_000))
     chain = ChainedHistory([Held("log", 20, 40)], behind=down)

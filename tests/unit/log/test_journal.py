@@ -185,7 +185,7 @@ def test_a_directory_that_cannot_be_synced_stops_the_journal(disk):
 
 
 def test_opening_on_a_bad_disk_is_unavailable(disk):
-    """A call that fails while opening is told with the path, not as a bare error of the system."""
+    """A call that fails while opening is reported with the path, not as a bare error of the system."""
     for fault in (Fault("list_directory"), Fault("open"), Fault("rename", error=errno.EROFS)):
         with pytest.raises(Unavailable, match="path=/data/journal") as caught:
             DrivenLog(FaultyFileSystem(SimulatedFileSystem(), [fault]))

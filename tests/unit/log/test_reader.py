@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from frazil.errors import Closed, CorruptionError, NotFound
@@ -72,7 +74,7 @@ def test_reading_at_the_end_gives_an_empty_piece(log):
 
 
 def test_unknown_topics_and_freed_offsets_are_not_found(log):
-    """A topic that is not here and an offset that retention freed are told apart from damage."""
+    """A topic that is not here and an offset that retention freed are no damage."""
     with pytest.raises(NotFound, match="no such topic"):
         log.source.read(9, offset=0, bytes_max=1)
     log.plain(1, b"old")
@@ -99,7 +101,7 @@ def test_records_before_damage_are_read(disk, log):
     assert content.lost == [(3, 4)]
 
 
-def test_a_gap_before_a_lost_range_is_told_first(disk):
+def test_a_gap_before_a_lost_range_is_reported_first(disk):
     """A reader that meets a gap and then a lost range learns of both."""
     log = DrivenLog(disk)
     log.create(1, "/default/a")
@@ -191,7 +193,7 @@ def test_offset_at_finds_the_first_record_at_or_after_a_time(log):
 
 def test_pins_are_counted_until_closed(log):
     """The lowest open pin of a topic is what retention must keep."""
-    with log.source.pin(1, offset=5) as low, log.source.pin(1, offset=9):
+    with closing(log.source.pin(1, offset=5)) as low, closing(log.source.pin(1, offset=9)):
         assert log.source.pinned(1) == 5
         assert log.source.pinned(2) is None
         low.advance(12)

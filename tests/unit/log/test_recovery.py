@@ -1,4 +1,4 @@
-"""Opening a journal again: what is told after damage, loss of files, and clean ends."""
+"""Opening a journal again: what is reported after damage, loss of files, and clean ends."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_freeing_cut_short_is_finished(disk, done):
     assert list(log.read(1).records) == [2, 3, 4, 5]
 
 
-def test_a_missing_middle_segment_is_told(disk):
+def test_a_missing_middle_segment_is_reported(disk):
     """A file that vanished leaves a lost range; what is before and behind it is read (F10)."""
     three_segments(disk).close()
     disk.unlink(segment_path(2))
@@ -227,7 +227,7 @@ def three_topics(disk):
 
 
 def test_a_frame_in_the_place_of_another_does_not_hide_it(disk):
-    """Where batches are missing and no bytes are bad, what may have been lost is told."""
+    """Where batches are missing and no bytes are bad, what may have been lost is reported."""
     path, [_first, (second, size), (third, _size)] = three_topics(disk)
     after = disk.kill_clone()
 
@@ -243,8 +243,8 @@ def test_a_frame_in_the_place_of_another_does_not_hide_it(disk):
     assert log.read(3).covered(0)
 
 
-def test_a_frame_that_lies_out_of_order_is_told_as_lost(disk):
-    """Of two frames that contradict each other one is kept, and the records of the other told."""
+def test_a_frame_out_of_order_is_reported_as_lost(disk):
+    """Of two frames that contradict each other one is kept, and the records of the other are reported."""
     path, [_first, (second, size), (third, _size)] = three_topics(disk)
     after = disk.kill_clone()
 
@@ -260,8 +260,8 @@ def test_a_frame_that_lies_out_of_order_is_told_as_lost(disk):
     assert all(log.plain(topic, b"new").offset > 0 for topic in (2, 3))
 
 
-def test_the_last_frame_inside_another_is_told_as_lost(disk):
-    """A frame that has moved into an older one is known to have been written, and is told."""
+def test_the_last_frame_inside_another_is_reported_as_lost(disk):
+    """A frame that has moved into an older one is known to have been written, and is reported."""
     log = DrivenLog(disk)
     for topic in (1, 2, 3):
         log.create(topic, f"/default/{topic}")

@@ -8,9 +8,9 @@ import zlib
 import pyarrow as pa
 import pytest
 
-from frazil.errors import CorruptionError, InvalidRequest, NotFound
+from frazil.errors import CorruptionError, InvalidRequest
 from frazil.log import format as fmt
-from frazil.log.history import Batch, ChainedHistory
+from frazil.log.history import Batch
 from frazil.log.index import TopicEntry, decode_footer, decode_index
 from frazil.log.scan import Scanner
 from frazil.log.segment import (
@@ -21,7 +21,6 @@ from frazil.log.segment import (
     segment_name,
     segment_number,
 )
-from frazil.model import OffsetRange
 from tests.crash.driven_log import DIRECTORY, DrivenLog
 from tests.support import SimulatedFileSystem
 
@@ -64,7 +63,7 @@ def test_segment_names_lead_back_to_numbers():
         assert segment_number(name) is None
 
 
-def test_headers_of_strangers_and_newer_versions_are_told_apart():
+def test_headers_of_strangers_and_of_newer_versions_differ():
     """Another file is damage; a newer version is a request to upgrade."""
     with pytest.raises(CorruptionError, match="cut short"):
         fmt.decode_segment_header(b"FRAZSEG1")
@@ -251,27 +250,6 @@ def test_open_files_are_bounded(disk):
     assert len(files._files) == 2
     assert first.read_at(0, 1) == b"a"
     assert files.get("/s/a").read_at(0, 1) == b"a"
-
-
-class Held:
-    """A source that holds one range and remembers its pins."""
-
-    def __init__(self, first, end):
-        self.held = (first, end)
-
-    def range(self, topic):
-        return OffsetRange(*self.held)
-
-    def read(self, topic, *, offset, bytes_max):
-        raise NotFound("gone meanwhile", offset=offset)
-
-
-def test_a_chain_says_where_to_go_on():
-    """An offset that is gone everywhere is not found, with the first one that is there."""
-    chain = ChainedHistory([Held(5, 5), Held(8, 20)])
-    with pytest.raises(NotFound, match="offset_first=8"):
-        chain.read(1, offset=3, bytes_max=1)
-    assert (chain.range(1).first, chain.range(1).end) == (8, 20)
 
 
 def test_slices_of_a_batch_keep_offsets_and_times():

@@ -13,7 +13,6 @@ from frazil.log.checkpoint import decode_checkpoint, encode_checkpoint, encode_s
 from frazil.log.codec import PLAIN, Sender
 from frazil.log.group import Group, judge
 from frazil.log.state import (
-    STATE_FIRST_FREE,
     STATE_FREED,
     STATE_HOLD,
     STATE_PRODUCER,
@@ -67,14 +66,6 @@ def test_holds_are_set_moved_and_dropped(state):
         assert state.topics[1].holds == ({} if value is None else {"lake": value})
 
 
-def test_unknown_state_tags_are_kept_as_values(state):
-    """What a later part of Frazil stores survives as key and value."""
-    state.apply(head(fmt.KIND_STATE), pack(STATE_FIRST_FREE + 3, "role", b"x"))
-    assert state.values == {(STATE_FIRST_FREE + 3, "role"): b"x"}
-    again = decode_checkpoint(encode_checkpoint(state, lsn=4))
-    assert again.values == state.values
-
-
 def test_freeing_never_goes_back(state):
     """The oldest segment only grows."""
     for first in (3, 2):
@@ -97,7 +88,7 @@ def test_applying_a_frame_twice_is_as_good_as_once(state):
 
 @pytest.mark.parametrize("kind", [3, 4, 5, 8, 9])
 def test_control_frames_of_junk_or_no_topic_are_corruption(state, kind):
-    """A payload that does not decode, or a topic that is not there, is told as damage."""
+    """A payload that does not decode, or a topic that is not there, is reported as damage."""
     with pytest.raises(CorruptionError, match="control frame"):
         state.apply(head(kind, topic=77), b"\xc1junk")
 

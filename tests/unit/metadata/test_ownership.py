@@ -80,8 +80,8 @@ def test_past_the_deadline_nothing_may_be_written(owner, clock):
 
 def test_store_that_is_down_leaves_the_deadline_and_recovers(owner, store, clock):
     """While the store is down the deadline stands; when it is back the owner goes on."""
-    told = []
-    owner.on_epoch = told.append
+    calls = []
+    owner.on_epoch = calls.append
     store.down = True
     with pytest.raises(Unavailable):
         owner.keep()
@@ -93,14 +93,14 @@ def test_store_that_is_down_leaves_the_deadline_and_recovers(owner, store, clock
     store.down = False
     owner.keep()
     assert owner.may_write()
-    assert (owner.epoch, told, owner.fenced) == (8, [8], None)
+    assert (owner.epoch, calls, owner.fenced) == (8, [8], None)
 
 
 @pytest.mark.parametrize("gone", [False, True])
-def test_owner_whom_another_followed_is_fenced_for_good(owner, store, clock, gone):
+def test_owner_that_another_followed_is_fenced_for_good(owner, store, clock, gone):
     """Another's epoch in between fences the owner, whether or not the other is still there."""
-    told = []
-    owner.on_fenced = told.append
+    calls = []
+    owner.on_fenced = calls.append
     clock.seconds += TTL_S
     other = store.acquire(LEASE, "two", TTL_S)
     if gone:
@@ -108,7 +108,7 @@ def test_owner_whom_another_followed_is_fenced_for_good(owner, store, clock, gon
     with pytest.raises(Closed):
         owner.keep()
     assert not owner.may_write()
-    assert told == [owner.fenced]
+    assert calls == [owner.fenced]
     assert owner.fenced.details["epoch"] == 7
     clock.seconds += TTL_S
     assert not owner.may_write()

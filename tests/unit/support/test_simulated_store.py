@@ -98,7 +98,7 @@ def test_a_truncated_write_says_all_is_well():
 
 
 def test_a_storm_refuses_everything_and_ends():
-    """For five seconds each call is refused with a wish for patience, then none."""
+    """For five seconds each call is refused with a time to wait, then none."""
     clock = SimulatedClock()
     store = SimulatedStore(clock)
     store.fail("head", "throttled")
