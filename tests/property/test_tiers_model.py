@@ -27,7 +27,7 @@ def run_lives(seeds, *, checks, rewinds=False):
             life = Life(seed, checks=checks, rewinds=rewinds)
             try:
                 life.run()
-            except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - whatever it is, the seed is told
+            except (Exception, SimulatedCrash) as error:  # noqa: BLE001 - the seed is printed in any case
                 text = f"{type(error).__name__}: {error}\nstep {life.step_now}"
                 pytest.fail(
                     f"{text}\nreplay: {command(seed, checks, rewinds=rewinds)}", pytrace=False

@@ -182,7 +182,7 @@ class Life:
             world.create(model, partition_by=by)
         columns = [self._new_column("n", "long"), self._new_column("v", "string")]
         expires, sync = random.random() < 0.3, random.choice(SYNCS)
-        # What metadata forgot of an expiry cannot be told from a loss.
+        # An expiry that the metadata forgot looks like a loss.
         expires = expires and not self.rewinds
         model = TopicModel("/default/plain", columns, expires=expires, sync=sync)
         by = [] if random.random() < 0.5 else [random.choice(("v", "truncate[5](n)"))]

@@ -300,7 +300,7 @@ class QueryEngine:
         """Run one statement that reads and return its rows.
 
         `params` is a list for `?` and `$1`, a mapping for `$name`. `as_of_offset` and `as_of_time`
-        read the past, `min_offset` waits for a record that was acknowledged. `on_begin` is told
+        read the past, `min_offset` waits for a record that was acknowledged. `on_begin` gets
         the id for `cancel` of a query that scans, before it waits for anything.
 
         Raises:

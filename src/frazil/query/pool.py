@@ -181,7 +181,7 @@ class Lease:
             raise self.stopped
 
     def stop(self, why: FrazilError) -> None:
-        """Interrupt the query; the first reason given is the one that is told."""
+        """Interrupt the query; its caller gets the first reason given."""
         with self._lock:
             if self._released:
                 return
@@ -189,7 +189,7 @@ class Lease:
                 self.stopped = why
             if self.connection is not None:
                 self.connection.interrupt()
-        # Without the lock: whoever is asked to let go releases the lease, which takes it.
+        # Without the lock: the callback releases the lease, which takes it.
         if self.on_stop is not None:
             self.on_stop()
 

@@ -66,7 +66,7 @@ class Stream:
             self._release()
 
     def close_if_idle(self) -> None:
-        """Let go of the query unless somebody reads: he is told by the interrupt."""
+        """Let go of the query unless a thread reads: the interrupt ends its read."""
         if self._lock.acquire(blocking=False):
             try:
                 self.close()
@@ -176,7 +176,7 @@ class Result:
     def close(self) -> None:
         """Free what the result holds; it cannot be read any more."""
         self._closed = True
-        # Whoever still iterates over them keeps the list.
+        # An iteration under way keeps the list.
         self._batches = []
         if self._forget is not None:
             self._forget()

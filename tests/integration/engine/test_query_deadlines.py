@@ -49,7 +49,7 @@ def is_free(lock):
 
 @pytest.mark.parametrize("sql", [COUNT, LOOK_UP])
 def test_a_fold_ends_with_the_time_of_its_query(unfolded, sql):
-    """A query is told that its time is over long before all is folded, and the next goes on."""
+    """A query ends with its time long before all is folded, and the next one goes on."""
     engine, tiers = unfolded
     folded = []
     for _turn in range(2):
@@ -116,7 +116,7 @@ def test_files_are_not_read_for_a_query_that_must_stop():
 
 
 def test_a_query_does_not_wait_for_a_load_beyond_its_time(tmp_path, monkeypatch):
-    """While another thread loads a topic after a start, a query is told when its time is over."""
+    """While another thread loads a topic after a start, a query ends with its time."""
     with open_small(tmp_path) as engine:
         topic = engine.create_topic("t", {"k": "long", "v": "long"}, primary_key="k")
         topic.append_many([{"k": n, "v": n} for n in range(100)])

@@ -130,9 +130,9 @@ def test_dates_take_the_index(db, sql, params):
     """Typed literals, texts, casts, further conditions and expressions all look up the key."""
     topic = db.create_topic("t", {"d": pa.date32(), "v": pa.int64()}, primary_key="d")
     topic.append_many([{"d": dt.date(2026, 1, day), "v": day} for day in (1, 2, 3)])
-    told = db.explain(sql, params)
-    assert told["path"] == "index"
-    assert told["tables"][0]["keys"] == 1
+    facts = db.explain(sql, params)
+    assert facts["path"] == "index"
+    assert facts["tables"][0]["keys"] == 1
     assert len(db.query(sql, params).rows()) == 1
 
 
@@ -151,7 +151,7 @@ def test_keys_of_parts_are_looked_up_in_their_part(db, parts):
 
 @pytest.mark.parametrize("sql", ["SELECT v FROM t WHERE id = 1", "SELECT -v FROM t WHERE id = 1"])
 def test_explain_tells_where_a_key_lies(db, sql):
-    """The tier of each row that was found is told, and the file if it is in one."""
+    """The tier of each row that was found is shown, and the file if it is in one."""
     topic = db.create_topic("t", {"id": pa.int64(), "v": pa.int64()}, primary_key="id")
     topic.upsert(id=1, v=2)
     found = db.explain(sql)["tables"][0]["found"]

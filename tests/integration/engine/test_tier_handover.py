@@ -1,4 +1,4 @@
-"""Records go from the log to files: whoever reads, by offset or time, notices nothing of it."""
+"""Records go from the log to files; reads by offset or time return the same as before."""
 
 from __future__ import annotations
 
@@ -207,8 +207,8 @@ def test_a_hold_may_be_set_on_what_only_files_have(opened):
     assert topic.describe()["watermarks"]["start"] == 3
 
 
-def test_what_moved_is_told(opened):
-    """Statistics tell what was flushed and freed; counts and bytes do not change with the move."""
+def test_stats_count_moved_records(opened):
+    """Statistics show what was flushed and freed; counts and bytes do not change with the move."""
     world = opened()
     topic = world.db.create_topic("t")
     for number in range(10):

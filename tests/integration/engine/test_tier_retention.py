@@ -252,7 +252,7 @@ def test_a_full_quota_may_expire_files(opened):
 
 
 def test_a_reader_passes_what_a_quota_expired_under_it_and_nothing_more(opened):
-    """Expired records are told as a gap; those in files behind it are read though the log has none."""
+    """Expired records are a gap; later ones are read from files though the log has none."""
     world = opened()
     topic = world.db.create_topic("t", retention_bytes=100_000, on_full="expire")
     topic.hold("slow", 0)

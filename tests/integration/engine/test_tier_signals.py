@@ -1,4 +1,4 @@
-"""What moved records, and what waits for the lake, is told, counted and shown."""
+"""Signals that move records, or make them due for the lake, are logged, counted and shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIERS = {"rss_base_bytes": 64 << 30}
 """Other tests of the same process take memory, too: only what is counted is to count."""
 
 
-def test_the_reason_of_a_flush_is_told_counted_and_shown(tmp_path, caplog, monkeypatch):
+def test_the_reason_of_a_flush_is_logged_counted_and_shown(tmp_path, caplog, monkeypatch):
     """Ten records beyond a limit of nine: the event, the topic's count and the engine's name it."""
     caplog.set_level(logging.INFO, logger="frazil")
     monkeypatch.setattr(signals, "COMMIT_SMALL_FILES", 1)
@@ -28,8 +28,8 @@ def test_the_reason_of_a_flush_is_told_counted_and_shown(tmp_path, caplog, monke
         assert topic.stats()["tiers"]["flushed"] == 10
         assert topic.stats()["tiers"]["signals_fired"] == {"offsets": 1}
         assert db.stats()["tiers"]["signals_fired"] == {"offsets": 1}
-        told = [each.facts for each in caplog.records if each.message == "topic_flushed"]
-        assert [(one["topic"], one["reason"]) for one in told] == [("/default/t", "offsets")]
+        logged = [each.facts for each in caplog.records if each.message == "topic_flushed"]
+        assert [(one["topic"], one["reason"]) for one in logged] == [("/default/t", "offsets")]
         topic.append_many([b"again"] * 10)
         wait_until(lambda: db.stats()["tiers"]["commit_queue"])
         [due] = db.stats()["tiers"]["commit_queue"]

@@ -1,4 +1,4 @@
-"""What the model of the tiers found, told once more as short stories."""
+"""Bugs that the model of the tiers found, each as a short test."""
 
 from __future__ import annotations
 

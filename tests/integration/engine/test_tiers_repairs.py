@@ -283,7 +283,7 @@ def test_columns_that_change_while_a_file_is_rebuilt_get_no_others_values(opened
 
 
 def test_a_flush_refuses_rows_of_other_columns(opened):
-    """Columns are told apart by their ids and names, not by their places."""
+    """Columns are distinguished by their ids and names, not by their positions."""
     world = opened()
     topic = world.db.create_topic("plain", {"k": "long", "a": "long"})
     topic.append(k=1, a=2)
@@ -363,7 +363,7 @@ def freed_world(opened):
 
 @pytest.mark.parametrize("metadata", ["kept", "lost"])
 def test_records_whose_file_was_put_aside_are_lost_and_no_gap(opened, metadata):
-    """What files had and the log has freed is told as lost, never as a declared gap."""
+    """What files had and the log has freed is lost, never a declared gap."""
     world, topic = freed_world(opened)
     paths = file_paths(world, topic)
     meta = world.db.paths.metadata
@@ -388,7 +388,7 @@ def test_records_whose_file_was_put_aside_are_lost_and_no_gap(opened, metadata):
 
 
 def test_what_retention_took_while_the_tiers_were_off_is_a_gap(tmp_path):
-    """The log's own freeing is told as a gap as long as nothing says that files are missing."""
+    """The log's own freeing is a gap as long as nothing says that files are missing."""
     with open_small(tmp_path) as db:
         topic = db.create_topic("plain", {"n": "long"})
         topic.append(n=0)

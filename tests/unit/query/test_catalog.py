@@ -93,10 +93,10 @@ def test_the_catalog_joins_with_topics(engine):
 
 
 def test_explain_tells_tiers_files_rows_and_bytes(engine):
-    """What is considered, left out and read is told for each tier, with the names of files."""
-    told = engine.explain("SELECT sum(id) FROM events WHERE id < 1")
-    (table,) = told["tables"]
-    assert told["path"] == "scan"
+    """What is considered, left out and read is shown for each tier, with the names of files."""
+    facts = engine.explain("SELECT sum(id) FROM events WHERE id < 1")
+    (table,) = facts["tables"]
+    assert facts["path"] == "scan"
     assert (table["topic"], table["view"], table["log"]) == ("/default/events", "events", False)
     assert table["columns"] == ["id"]
     assert table["conditions"] == ["id < 1"]
@@ -107,7 +107,7 @@ def test_explain_tells_tiers_files_rows_and_bytes(engine):
     assert memory["bytes"] > 0 == memory["bytes_read"]
     assert disk["bytes_read"] == disk["bytes"] > 0
     assert disk["names_read"] == ["0000000000000000-0000000000000002-0.parquet"]
-    assert "UNGROUPED_AGGREGATE" in told["plan"]
+    assert "UNGROUPED_AGGREGATE" in facts["plan"]
     assert engine.running() == []
 
 

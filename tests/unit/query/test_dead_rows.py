@@ -1,4 +1,4 @@
-"""Dead rows stay out of a scan, whichever way they are told."""
+"""Dead rows stay out of a scan, as a list or as bits."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_query_that_takes_too_long_is_stopped(engine, part):
 
 
 def test_all_queries_can_be_cancelled(engine, part):
-    """Cancelling stops what runs, whoever asked, and tells the callers why."""
+    """Cancelling stops all queries, and their callers get the reason."""
     one, first = in_thread(lambda: engine.query(ENDLESS))
     two, second = in_thread(lambda: engine.query(ENDLESS))
     running = begun(engine, 2)
@@ -100,7 +100,7 @@ def test_one_query_can_be_cancelled(engine):
 
 
 def test_unread_results_are_named_as_what_holds_the_slots(shared):
-    """Who finds no slot is told how many results nobody reads; reading one frees its slot."""
+    """The refusal of a slot counts the unread results; reading one frees its slot."""
     engine = shared.engine(concurrency_max=1, wait_s=0.05, result_bytes_ahead=1_000)
     held = engine.query("SELECT range FROM range(1000000)")
     with pytest.raises(Overloaded, match="until it is read or closed") as raised:
@@ -111,7 +111,7 @@ def test_unread_results_are_named_as_what_holds_the_slots(shared):
 
 
 def test_more_queries_than_slots_are_refused(shared):
-    """A query that finds no slot in time is told to come back, and one that waits gets it."""
+    """A query that finds no slot in time gets a time to come back; later the slot is free."""
     engine = shared.engine(concurrency_max=1, wait_s=0.05)
     thread, _ = in_thread(lambda: engine.query(ENDLESS))
     begun(engine)
@@ -203,7 +203,7 @@ def test_a_closed_result_says_so(engine):
 
 
 def test_a_result_that_is_not_read_in_time_is_taken_back(engine, part):
-    """A forgotten reader loses its snapshot after the time limit, and is told so."""
+    """A forgotten result loses its snapshot after the time limit, and reading it says so."""
     closed = part.closed
     result = engine.query(LONG, timeout_s=0.5)
     for _ in range(500):
@@ -240,7 +240,7 @@ def test_an_error_in_the_middle_of_a_result_is_raised(engine, part):
     ],
 )
 def test_mistakes_are_invalid_requests_in_duckdbs_words(engine, part, sql, words):
-    """A wrong statement is told what is wrong, without the text that ran in its place."""
+    """The error of a wrong statement names the mistake, without the text that ran."""
     closed = part.closed
     with pytest.raises(InvalidRequest, match=words) as raised:
         engine.query(sql)
@@ -251,7 +251,7 @@ def test_mistakes_are_invalid_requests_in_duckdbs_words(engine, part, sql, words
 
 
 def test_unknown_tables_are_not_found_with_a_hint(engine):
-    """The names that are close are told."""
+    """The error has the names that are close."""
     with pytest.raises(NotFound, match="similar=events"):
         engine.query("SELECT * FROM event")
     with pytest.raises(NotFound, match="SHOW TABLES"):

@@ -202,7 +202,7 @@ def test_paths_with_the_characters_of_patterns_are_read(tmp_path):
 
 
 def test_a_damaged_file_is_corruption_not_a_mistake(tiers, engine):
-    """A file that cannot be read is told with its name, and the statement is not blamed."""
+    """The error names the file that cannot be read; the statement is not blamed."""
     part = tiers.create("events", PAIR)
     fill(part, 3)
     part.flush()

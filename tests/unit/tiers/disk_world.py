@@ -182,10 +182,10 @@ class World:
     def check_history(self, first, end, *, gaps=()):
         """Assert that history is exactly the rows of `[first, end)` but for the gaps."""
         empty = {each for low, high in gaps for each in range(low, high)}
-        rows, told = self.history(first)
+        rows, found = self.history(first)
         wanted = [self.expected(each) for each in range(first, end) if each not in empty]
         assert rows == wanted
-        assert told == list(gaps)
+        assert found == list(gaps)
         assert (self.tier.start(TOPIC), self.tier.flushed(TOPIC)) == (first, end)
 
 

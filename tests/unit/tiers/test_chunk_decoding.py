@@ -54,7 +54,7 @@ def test_a_chunk_ends_at_its_limits_at_a_gap_and_below_the_end():
 
 
 def test_what_lies_before_damage_is_a_chunk():
-    """Damage is told when it comes first; what lies before it is given first."""
+    """Damage is an error when it comes first; the records before it are given first."""
     topic = topic_of(-40, -40)
     topic.write(Payload(KIND_ROWS, 0, b"\xc1junk", 5), 1, version=1)
     chunk, entries = first(topic)

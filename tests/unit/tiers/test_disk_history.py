@@ -63,7 +63,7 @@ def test_windows_join_without_a_seam(kind, monkeypatch):
 
 
 def test_wide_rows_are_decoded_once(monkeypatch):
-    """Who reads them a few at a time does not have their whole row group decoded each time."""
+    """Reading them a few at a time does not decode their whole row group each time."""
     monkeypatch.setattr(disk_world, "row", lambda offset: {**row(offset), "country": WIDE})
     decoded = []
     read = RowsFile.read
@@ -92,8 +92,8 @@ def test_at_the_end_nothing_is_there_yet():
     assert world.tier.history.range(99).end == 0
 
 
-def test_gaps_are_told_as_the_log_tells_them():
-    """A gap is told before the batch behind it, cut to where the reader stands."""
+def test_gaps_are_given_as_the_log_gives_them():
+    """A gap comes with the batch after it, cut to the reader's offset."""
     world = opened()
     world.flush(0, 30, gaps=[(10, 15, RANGE_GAP), (15, 18, RANGE_GAP), (28, 30, RANGE_GAP)])
     piece = world.tier.history.read(TOPIC, offset=5, bytes_max=1 << 20)

@@ -139,7 +139,7 @@ def test_a_map_that_cannot_be_written_serves_from_memory():
     assert tier.cache_bytes > 0
 
 
-def test_keys_with_one_hash_are_told_apart(monkeypatch):
+def test_keys_with_one_hash_are_distinguished(monkeypatch):
     """Keys whose hashes are all the same are still found by their values."""
     world = World(row_group_rows=16, keyed=True)
     monkeypatch.setattr(KeyShape, "hashes", lambda _, batch: _same(batch.num_rows))

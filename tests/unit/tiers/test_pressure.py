@@ -1,4 +1,4 @@
-"""Back-pressure: what counts as use, who waits how long, and what is told about it."""
+"""Back-pressure: what counts as use, how long publishes wait, and what stats show."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def test_a_source_may_cause_a_refresh(world):
     assert world.pressure.snapshot().sources["nested"] == 7
 
 
-def test_a_source_that_fails_is_told_and_measuring_goes_on(world, caplog):
-    """Its last bytes count on, it is told once, and whoever measures sees nothing of it."""
+def test_a_source_that_fails_is_logged_and_measuring_goes_on(world, caplog):
+    """Its last bytes count on, it is logged once, and the measuring thread goes on."""
     faults = []
 
     def read():
@@ -190,7 +190,7 @@ def test_a_publish_outside_green_counts_again_what_is_old(world):
 
 
 def test_red_refuses_at_the_deadline(world):
-    """A publish waits for five seconds, then is told how full memory is and when to come back."""
+    """A publish waits for five seconds; its error says how full memory is and when to come back."""
     world.fill(85)
     with pytest.raises(Overloaded, match="memory is nearly full") as caught:
         world.pressure.admit()
@@ -285,7 +285,7 @@ def test_what_grew_only_sets_the_zone_and_refresh_calls_back(world):
     assert not world.pressure.red_pending
 
 
-def test_red_that_has_ended_is_not_told_any_more(world):
+def test_red_that_has_ended_calls_nothing_back(world):
     """A red that ends before the background looks cancels no query."""
     calls = []
     world.pressure.on_red(lambda: calls.append(1))
@@ -297,7 +297,7 @@ def test_red_that_has_ended_is_not_told_any_more(world):
 
 
 def test_a_callback_that_fails_does_not_keep_the_others(world):
-    """Each one is called though one before it raises, and whoever refreshes goes on."""
+    """Each one is called though one before it raises, and the refresh goes on."""
     calls = []
 
     def fail():

@@ -140,8 +140,8 @@ def test_an_unknown_limit_is_refused_with_the_nearest(name, nearest):
     """A topic cannot have what is no signal's limit, the budget for one."""
     with pytest.raises(InvalidRequest, match="no such limit") as caught:
         checked_limits({name: 1})
-    told = caught.value.details["nearest"]
-    assert told in LIMIT_NAMES if nearest is None else told == nearest
+    nearest_known = caught.value.details["nearest"]
+    assert nearest_known in LIMIT_NAMES if nearest is None else nearest_known == nearest
     assert caught.value.details["known"] == ", ".join(LIMIT_NAMES)
     assert caught.value.details["key"] == name
 
