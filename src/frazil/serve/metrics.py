@@ -28,7 +28,6 @@ __all__ = [
     "METRICS",
     "Metric",
     "Reader",
-    "Sample",
     "at",
     "by_key",
     "count_of",
@@ -49,16 +48,8 @@ Facts = Mapping[str, Any]
 
 
 Labels = tuple[tuple[str, str], ...]
-
-
-class Sample(NamedTuple):
-    """One value, with its labels."""
-
-    value: float
-    labels: Labels = ()
-
-
-Reader = Callable[[Facts], Iterable[Sample]]
+Reader = Callable[[Facts], Iterable[tuple[Labels, Any]]]
+"""Returns values with their labels; what is no finite number is left out of the page."""
 
 
 class Metric(NamedTuple):
@@ -68,6 +59,7 @@ class Metric(NamedTuple):
     kind: Literal["counter", "gauge"]
     text: str
     read: Reader
+    scale: float = 1.0
 
 
 def _found(facts: Facts, path: str) -> Any:
@@ -98,35 +90,26 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _samples(values: Iterable[tuple[Labels, Any]], scale: float = 1.0) -> Iterator[Sample]:
-    """Return a sample of each value that is a number."""
-    for labels, value in values:
-        number = _number(value)
-        if number is not None:
-            yield Sample(number * scale, labels)
-
-
-def at(path: str, *, scale: float = 1.0) -> Reader:
-    """Read the number at a path, times `scale`; nothing if it is not there."""
-    return lambda facts: _samples([((), _found(facts, path))], scale)
+def at(path: str) -> Reader:
+    """Read the number at a path; nothing if it is not there."""
+    return lambda facts: [((), _found(facts, path))]
 
 
 def by_key(label: str, path: str) -> Reader:
     """Read a mapping of numbers; each key is a value of the label."""
-    return lambda facts: _samples(
+    return lambda facts: [
         (((label, str(key)),), value)
         for key, value in sorted((_entries(facts, path) or {}).items())
-    )
+    ]
 
 
 def total(path: str, inner: str) -> Reader:
     """Read a list or mapping of trees, and add up what each has at `inner`."""
 
-    def read(facts: Facts) -> Iterator[Sample]:
+    def read(facts: Facts) -> Iterator[tuple[Labels, Any]]:
         trees = _entries(facts, path)
         if trees is not None:
-            numbers = (_number(_found(tree, inner)) for tree in trees.values())
-            yield Sample(sum((number for number in numbers if number is not None), 0.0))
+            yield (), sum(_number(_found(tree, inner)) or 0.0 for tree in trees.values())
 
     return read
 
@@ -134,10 +117,10 @@ def total(path: str, inner: str) -> Reader:
 def count_of(path: str) -> Reader:
     """Read how many entries a list or mapping has."""
 
-    def read(facts: Facts) -> Iterator[Sample]:
+    def read(facts: Facts) -> Iterator[tuple[Labels, Any]]:
         entries = _entries(facts, path)
         if entries is not None:
-            yield Sample(float(len(entries)))
+            yield (), len(entries)
 
     return read
 
@@ -145,42 +128,44 @@ def count_of(path: str) -> Reader:
 def share(part: str, whole: str) -> Reader:
     """Read one number as a share of another."""
 
-    def read(facts: Facts) -> Iterator[Sample]:
+    def read(facts: Facts) -> Iterator[tuple[Labels, Any]]:
         value, all_of_it = _number(_found(facts, part)), _number(_found(facts, whole))
         if value is not None and all_of_it:
-            yield Sample(value / all_of_it)
+            yield (), value / all_of_it
 
     return read
 
 
 def one_of(label: str, path: str, *values: str) -> Reader:
     """Read a text as one line for each text it may be: 1 for what it is, 0 for the others."""
-    return lambda facts: _samples(
-        (((label, value),), float(value == _found(facts, path)) if _found(facts, path) else None)
+    return lambda facts: [
+        (((label, value),), value == found)
+        for found in [_found(facts, path)]
+        if found
         for value in values
-    )
+    ]
 
 
 def render(metrics: Iterable[Metric], facts: Facts) -> str:
     """Return the text of all metrics that have a value."""
     lines: list[str] = []
     for metric in metrics:
-        found = (sample for sample in metric.read(facts) if math.isfinite(sample.value))
-        samples = list(islice(found, SAMPLES_MAX))
+        found = ((labels, _number(value)) for labels, value in metric.read(facts))
+        scaled = ((labels, each * metric.scale) for labels, each in found if each is not None)
+        samples = list(islice(scaled, SAMPLES_MAX))
         if samples:
             lines.append(f"# HELP {metric.name} {_escaped(metric.text, quotes=False)}")
             lines.append(f"# TYPE {metric.name} {metric.kind}")
-            lines += [_line(metric.name, sample) for sample in samples]
+            lines += [_line(metric.name, labels, value) for labels, value in samples]
     return "\n".join([*lines, ""])
 
 
-def _line(name: str, sample: Sample) -> str:
-    labels = ",".join(
-        f'{label}="{_escaped(value[:LABEL_CHARACTERS_MAX], quotes=True)}"'
-        for label, value in sample.labels
+def _line(name: str, labels: Labels, value: float) -> str:
+    words = ",".join(
+        f'{label}="{_escaped(word[:LABEL_CHARACTERS_MAX], quotes=True)}"' for label, word in labels
     )
-    value = int(sample.value) if sample.value.is_integer() else sample.value
-    return f"{name}{{{labels}}} {value}" if labels else f"{name} {value}"
+    shown = int(value) if value.is_integer() else value
+    return f"{name}{{{words}}} {shown}" if words else f"{name} {shown}"
 
 
 def _escaped(text: str, *, quotes: bool) -> str:
@@ -198,8 +183,8 @@ def port_facts(counters: Counters) -> dict[str, Any]:
     return {**facts, "statuses": {code.name.lower(): statuses[code] for code in Code}}
 
 
-def _gauge(name: str, text: str, read: Reader) -> Metric:
-    return Metric(f"frazil_{name}", "gauge", text, read)
+def _gauge(name: str, text: str, read: Reader, scale: float = 1.0) -> Metric:
+    return Metric(f"frazil_{name}", "gauge", text, read, scale)
 
 
 def _counter(name: str, text: str, read: Reader) -> Metric:
@@ -207,30 +192,25 @@ def _counter(name: str, text: str, read: Reader) -> Metric:
     return Metric(f"frazil_{name}", "counter", text, read)
 
 
-def _quantiles(path: str, *, suffix: str = "", scale: float = 1.0) -> Reader:
-    return lambda facts: _samples(
-        (
-            ((("quantile", quantile),), _found(facts, f"{path}.{name}{suffix}"))
-            for quantile, name in (("0.5", "p50"), ("0.99", "p99"))
-        ),
-        scale,
-    )
+def _quantiles(path: str, suffix: str = "") -> Reader:
+    return lambda facts: [
+        ((("quantile", quantile),), _found(facts, f"{path}.{name}{suffix}"))
+        for quantile, name in (("0.5", "p50"), ("0.99", "p99"))
+    ]
 
 
 def _ports(name: str) -> Reader:
     """Read one counter of every listener."""
-    return lambda facts: _samples(
+    return lambda facts: [
         ((("port", port),), counters[name])
         for port, counters in sorted(facts.get("ports", {}).items())
-    )
+    ]
 
 
-def _statuses(facts: Facts) -> Iterator[Sample]:
-    return _samples(
-        ((("port", port), ("status", status)), count)
-        for port, counters in sorted(facts.get("ports", {}).items())
-        for status, count in counters["statuses"].items()
-    )
+def _statuses(facts: Facts) -> Iterator[tuple[Labels, Any]]:
+    for port, counters in sorted(facts.get("ports", {}).items()):
+        for status, count in counters["statuses"].items():
+            yield (("port", port), ("status", status)), count
 
 
 def _journal(name: str) -> Reader:
@@ -272,11 +252,12 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge(
         "log_ack_seconds",
         "From a publish to its ack, of the last few thousand.",
-        _quantiles("engine.latencies.ack", suffix="_us", scale=_US),
+        _quantiles("engine.latencies.ack", "_us"),
+        _US,
     ),
     # -- memory, its zones and signals
     _gauge("memory_zone", "The zone of back-pressure.", _ZONE),
-    _gauge("memory_used_ratio", "Use of the budget.", at(f"{_PRESSURE}.percent", scale=0.01)),
+    _gauge("memory_used_ratio", "Use of the budget.", at(f"{_PRESSURE}.percent"), 0.01),
     _gauge("memory_used_bytes", "Use of the budget.", at(f"{_PRESSURE}.used_bytes")),
     _gauge("memory_budget_bytes", "The budget.", at(f"{_PRESSURE}.budget_bytes")),
     _gauge("memory_source_bytes", "Use by source.", by_key("source", f"{_PRESSURE}.sources")),
@@ -336,7 +317,8 @@ METRICS: Final[tuple[Metric, ...]] = (
     _gauge(
         "query_seconds",
         "Duration of queries, of the last few thousand.",
-        _quantiles("engine.latencies.query", suffix="_us", scale=_US),
+        _quantiles("engine.latencies.query", "_us"),
+        _US,
     ),
     # -- the metadata: `local` of this machine, `shared` on servers, where there are some
     _counter("metadata_operations_total", "Calls.", by_key("store", f"{_METADATA}.operations")),

@@ -40,9 +40,9 @@ def parsed(text):
     return found
 
 
-def shown(read, facts):
+def shown(read, facts, scale=1.0):
     """Render one gauge and read it back."""
-    return parsed(render([Metric("x", "gauge", "A text.", read)], facts)).get("x", {})
+    return parsed(render([Metric("x", "gauge", "A text.", read, scale)], facts)).get("x", {})
 
 
 def test_readers_find_their_numbers():
@@ -53,7 +53,7 @@ def test_readers_find_their_numbers():
         "stores": [{"n": 1}, {"n": 2}, {}],
         "topics": {"x": {"n": 5}, "y": {"n": 6}},
     }
-    assert shown(at("a.b", scale=0.5), facts) == {(): 1.0}
+    assert shown(at("a.b"), facts, 0.5) == {(): 1.0}
     assert shown(at("a.t"), facts) == {(): 1.0}
     for path in ("a.none", "a.text", "a.b.c", "zzz", "a"):
         assert shown(at(path), facts) == {}
@@ -109,8 +109,8 @@ def test_no_label_is_chosen_by_others():
     facts = {"ports": {"data": port_facts(Counters())}}
     labels = set()
     for metric in METRICS:
-        labels |= {label for sample in metric.read(facts) for label, _ in sample.labels}
-    assert labels == {"port", "status"}
+        labels |= {label for names, _ in metric.read(facts) for label, _ in names}
+    assert labels == {"port", "status", "quantile"}
     source = {cell.cell_contents for m in METRICS for cell in (m.read.__closure__ or ())}
     words = {text for text in source if isinstance(text, str) and re.fullmatch("[a-z]+", text)}
     assert not words & {"topic", "key", "client", "principal", "peer", "offset", "subscription"}

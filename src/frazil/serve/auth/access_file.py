@@ -28,11 +28,11 @@ from unicodedata import normalize
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     StringConstraints,
 )
 from pydantic import ValidationError as TreeError
@@ -55,11 +55,11 @@ from frazil.serve.auth.roles import (
 __all__ = ["parse_access"]
 
 
-def _principal(text: str) -> str:
-    kind, _, name = text.partition(":")
+def _principal(text: object) -> Principal:
+    kind, _, name = str(text).partition(":")
     if kind not in PRINCIPAL_KINDS or not name:
         raise ValueError(f"a principal is kind:name, its kind one of {', '.join(PRINCIPAL_KINDS)}")
-    return text
+    return Principal(kind, name)
 
 
 _Pattern = Annotated[
@@ -70,7 +70,7 @@ _Pattern = Annotated[
 ]
 # As it is written: the names of subjects are not brought into another form, either.
 _SubjectPattern = Annotated[str, StringConstraints(pattern=r"^[\w./:+@*?-]+$", max_length=255)]
-_PrincipalText = Annotated[str, AfterValidator(_principal)]
+_Principal = Annotated[Principal, PlainValidator(_principal)]
 _KeyId = Annotated[str, StringConstraints(pattern=f"^{KEY_ID_PATTERN}$")]
 
 
@@ -87,13 +87,13 @@ class _GrantText(_Part):
 
 class _KeyText(_Part):
     sha256: Annotated[str, StringConstraints(pattern=f"^{DIGEST_PATTERN}$")]
-    principal: _PrincipalText
+    principal: _Principal
     expires: datetime | None = None
 
 
 class _AccessText(_Part):
     roles: dict[_KeyId, list[_GrantText]] = {}
-    principals: dict[_PrincipalText, list[str]] = {}
+    principals: dict[_Principal, list[str]] = {}
     keys: dict[_KeyId, _KeyText] = {}
 
 
@@ -139,13 +139,13 @@ def _roles(found: _AccessText, file: str) -> Roles:
         for name, grants in found.roles.items()
     }
     granted: dict[Principal, tuple[Grant, ...]] = {}
-    for text, names in found.principals.items():
+    for principal, names in found.principals.items():
         for name in names:
             if name not in roles:
                 raise InvalidRequest(
-                    "role does not exist", role=name, key=f"principals.{text}", file=file
+                    "role does not exist", role=name, key=f"principals.{principal}", file=file
                 )
-        granted[_split(text)] = tuple(grant for name in names for grant in roles[name])
+        granted[principal] = tuple(grant for name in names for grant in roles[name])
     return Roles(granted)
 
 
@@ -154,9 +154,4 @@ def _key(key_id: str, key: _KeyText) -> StoredKey:
     if key.expires is not None:
         at = key.expires if key.expires.tzinfo is not None else key.expires.replace(tzinfo=UTC)
         expires_s = at.timestamp()
-    return StoredKey(key_id, key.sha256, _split(key.principal), expires_s)
-
-
-def _split(text: str) -> Principal:
-    kind, _, name = text.partition(":")
-    return Principal(kind, name)
+    return StoredKey(key_id, key.sha256, key.principal, expires_s)

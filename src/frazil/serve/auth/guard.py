@@ -126,9 +126,7 @@ class Guard:
         self._clock = clock
         self._monotonic = clock.monotonic
         self._events = RateLimiter(rate_s=EVENTS_S_MAX, clients_max=1)
-        self._unauthenticated = 0
-        self._denied = 0
-        self._limited = 0
+        self._refused = dict.fromkeys(("unauthenticated", "denied", "limited"), 0)
 
     @property
     def enabled(self) -> bool:
@@ -143,12 +141,7 @@ class Guard:
 
     def stats(self) -> dict[str, int]:
         """Count what was refused."""
-        return {
-            "unauthenticated": self._unauthenticated,
-            "denied": self._denied,
-            "limited": self._limited,
-            "clients": len(self._limiter),
-        }
+        return {**self._refused, "clients": len(self._limiter)}
 
     def __call__(self, call: Caller) -> Refusal | None:
         """Count a call that begins; return why it may not be served, None if it may."""
@@ -176,7 +169,7 @@ class Guard:
         if known is not None:
             client = known.principal
         if not self._limiter.take(client, self._monotonic()):
-            self._limited += 1
+            self._refused["limited"] += 1
             return TOO_MANY
         if self._credentials is None or known is not None:
             return None
@@ -241,13 +234,13 @@ class Guard:
         return found.principal
 
     def _refuse(self, call: Caller, status: Status, reason: str) -> Refusal:
-        self._unauthenticated += 1
+        self._refused["unauthenticated"] += 1
         if self._events.take("refused", self._monotonic()):
             warn("call_unauthenticated", path=call.path, peer=call.peer, reason=reason)
         return status
 
     def _deny(self, call: Caller, principal: Principal, need: Need) -> Refusal:
-        self._denied += 1
+        self._refused["denied"] += 1
         if self._events.take("refused", self._monotonic()):
             warn("call_denied", path=call.path, peer=call.peer, principal=principal)
         action = "any action" if need.action is None else need.action.value

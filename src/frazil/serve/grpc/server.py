@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from frazil.clock import SystemClock
@@ -48,7 +47,6 @@ class ConnectionLimits:
         self._connections_max = connections_max
         self._open: dict[ClientConnection, tuple[str, Server]] = {}
         """The oldest first."""
-        self._by_client: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -56,31 +54,26 @@ class ConnectionLimits:
     def admit(self, connection: ClientConnection, server: Server) -> bool:
         """Count a connection; False, and nothing counted, if there are too many in use."""
         client = client_of(connection.peer)
-        if self._by_client[client] >= self._client_max:
-            if not self._evict(client):
-                return False
-        elif len(self._open) >= self._connections_max and not self._evict(None):
+        rivals = [each for each, (own, _) in self._open.items() if own == client]
+        is_full = len(rivals) >= self._client_max
+        if not is_full:
+            rivals = list(self._open)
+            is_full = len(rivals) >= self._connections_max
+        if is_full and not self._evict(rivals):
             return False
         self._open[connection] = client, server
-        self._by_client[client] += 1
         return True
 
     def forget(self, connection: ClientConnection) -> None:
         """Take back a connection that was counted."""
-        client, _ = self._open.pop(connection)
-        self._by_client[client] -= 1
-        if not self._by_client[client]:
-            del self._by_client[client]
+        del self._open[connection]
 
-    def _evict(self, client: str | None) -> bool:
-        """Close one idle connection, of an address if one is given."""
-        rivals = [each for each, (own, _) in self._open.items() if client in {None, own}]
+    def _evict(self, rivals: list[ClientConnection]) -> bool:
+        """Close one idle connection of some."""
         idle = next((each for each in rivals if not each.is_used), None)
-        if idle is None:
-            longest = max(rivals, key=lambda each: each.idle_s(), default=None)
-            if longest is None or longest.idle_s() <= IDLE_S:
-                return False
-            idle = longest
+        idle = idle or max(rivals, key=lambda each: each.idle_s())
+        if idle.is_used and idle.idle_s() <= IDLE_S:
+            return False
         self._open[idle][1].evict(idle)
         return True
 

@@ -389,7 +389,7 @@ class Connection:
         if stream.ended:
             raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "headers after the end of a request")
         if not ends or head.is_large or trailers_problem(head.fields) is not None:
-            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+            self._reset(stream.sid, ErrorCode.PROTOCOL_ERROR)
         else:
             self._end(stream)
 
@@ -412,7 +412,7 @@ class Connection:
             raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "data after the end of a request")
         stream.credit -= len(payload)
         if stream.credit < 0:
-            self._reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            self._reset(stream.sid, ErrorCode.FLOW_CONTROL_ERROR)
             return
         self._gather(stream, data, ends=ends)
 
@@ -430,7 +430,7 @@ class Connection:
         if ends:
             self._end(stream)
         elif -1 < stream.head.content_length < stream.size:
-            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+            self._reset(stream.sid, ErrorCode.PROTOCOL_ERROR)
         elif stream.size > limits.message_bytes_max + 5:
             self.application.on_large(stream, limits.message_bytes_max)
         elif self.table.unfinished > limits.unfinished_bytes_max:
@@ -443,7 +443,7 @@ class Connection:
         """Hand a complete request to the application."""
         self.table.end(stream)
         if stream.head.content_length not in {-1, stream.size}:
-            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+            self._reset(stream.sid, ErrorCode.PROTOCOL_ERROR)
             return
         body = bytes(stream.body or b"")
         stream.body = None
@@ -454,17 +454,18 @@ class Connection:
 
     def _refuse(self, sid: int, code: ErrorCode, *, ended: bool) -> None:
         """Reset a stream that was never opened."""
-        self._count_reset()
-        self.sender.emit(f.reset(sid, code))
+        self._reset(sid, code)
         if not ended:
             self.table.expect_late(sid)
 
-    def _reset(self, stream: Stream, code: ErrorCode) -> None:
-        """Reset an open stream because of what the peer did."""
+    def _reset(self, sid: int, code: ErrorCode) -> None:
+        """Reset a stream, open or not, because of what the peer did."""
         self._count_reset()
-        self.sender.emit(f.reset(stream.sid, code))
-        self.sender.drop(stream)
-        self.application.on_cancel(stream)
+        self.sender.emit(f.reset(sid, code))
+        stream = self.table.open.get(sid)
+        if stream is not None:
+            self.sender.drop(stream)
+            self.application.on_cancel(stream)
 
     # -- control ---------------------------------------------------------------------------------
 
@@ -546,26 +547,18 @@ class Connection:
         if stream is None:
             return
         if not increment:
-            self._reset(stream, ErrorCode.PROTOCOL_ERROR)
+            self._reset(stream.sid, ErrorCode.PROTOCOL_ERROR)
         elif not self.sender.widen_stream(stream, increment):
-            self._reset(stream, ErrorCode.FLOW_CONTROL_ERROR)
+            self._reset(stream.sid, ErrorCode.FLOW_CONTROL_ERROR)
 
     def _on_priority(self, _flags: int, sid: int, payload: bytes) -> None:
         if not sid:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "priority of no stream")
         self._count(_CONTROLS)
         if len(payload) != 5:
-            self._reset_any(sid, ErrorCode.FRAME_SIZE_ERROR)
+            self._reset(sid, ErrorCode.FRAME_SIZE_ERROR)
         elif _depends_on(payload) == sid:
-            self._reset_any(sid, ErrorCode.PROTOCOL_ERROR)
-
-    def _reset_any(self, sid: int, code: ErrorCode) -> None:
-        stream = self.table.open.get(sid)
-        if stream is not None:
-            self._reset(stream, code)
-        else:
-            self._count_reset()
-            self.sender.emit(f.reset(sid, code))
+            self._reset(sid, ErrorCode.PROTOCOL_ERROR)
 
     @staticmethod
     def _on_push(_flags: int, _sid: int, _payload: bytes) -> None:
