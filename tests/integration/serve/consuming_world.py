@@ -72,20 +72,28 @@ async def broker(path, port=0, **settings):
             await world.close()
 
 
-async def connect(port):
-    return await DanubeClientBuilder().service_url(f"http://127.0.0.1:{port}").build()
+async def connect(place):
+    """Return the published client of a URL, or of a port of this machine."""
+    url = f"http://127.0.0.1:{place}" if isinstance(place, int) else place
+    return await DanubeClientBuilder().service_url(url).build()
 
 
-async def make_producer(port, *, topic=TOPIC, name="p", partitions=0, reliable=True):
+async def producer_of(client, *, topic=TOPIC, name="p", partitions=0, reliable=True, subject=None):
     """Return a producer of the published client."""
     strategy = DispatchStrategy.RELIABLE if reliable else DispatchStrategy.NON_RELIABLE
-    builder = (await connect(port)).new_producer().with_topic(topic).with_name(name)
+    builder = client.new_producer().with_topic(topic).with_name(name)
     builder = builder.with_dispatch_strategy(strategy)
     if partitions:
         builder = builder.with_partitions(partitions)
+    if subject is not None:
+        builder = builder.with_schema_subject(subject)
     producer = builder.build()
     await producer.create()
     return producer
+
+
+async def make_producer(place, **more):
+    return await producer_of(await connect(place), **more)
 
 
 class Reader:
@@ -112,17 +120,25 @@ class Reader:
         await self.consumer.close()
 
 
-async def make_reader(
-    port, *, topic=TOPIC, name="c", subscription="s", kind=SubType.EXCLUSIVE, filters=()
+async def consumer_of(
+    client, *, topic=TOPIC, name="c", subscription="s", kind=SubType.EXCLUSIVE, filters=()
 ):
-    """Return a consumer of the published client that is subscribed and receives."""
-    builder = (await connect(port)).new_consumer().with_topic(topic).with_consumer_name(name)
+    """Return a consumer of the published client that is subscribed."""
+    builder = client.new_consumer().with_topic(topic).with_consumer_name(name)
     builder = builder.with_subscription(subscription).with_subscription_type(kind)
-    if filters:
-        builder = builder.with_key_filters(list(filters))
-    consumer = builder.build()
+    consumer = builder.with_key_filters(list(filters)).build()
     await consumer.subscribe()
+    return consumer
+
+
+async def reader_of(client, **more):
+    """Return a consumer that receives."""
+    consumer = await consumer_of(client, **more)
     return Reader(consumer, await consumer.receive())
+
+
+async def make_reader(place, **more):
+    return await reader_of(await connect(place), **more)
 
 
 def payloads(messages):

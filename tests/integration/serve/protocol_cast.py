@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from danube import DanubeClientBuilder, DispatchStrategy, SubType
-
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
+from tests.integration.serve.consuming_world import connect, consumer_of, producer_of
 from tests.integration.serve.protocol_world import SECONDS_MAX, Scene
 
 QUIET_S = 0.3
@@ -75,30 +74,23 @@ class Cast:
         self.open = []
 
     async def client(self):
-        return await DanubeClientBuilder().service_url(self.wire.process.url).build()
+        return await connect(self.wire.process.url)
 
-    async def producer(self, name="p", *, is_reliable=True, partitions=0, topic=None, schema=None):
-        builder = (await self.client()).new_producer().with_topic(topic or self.topic)
-        kinds = DispatchStrategy
-        kind = kinds.RELIABLE if is_reliable else kinds.NON_RELIABLE
-        builder = builder.with_name(name).with_dispatch_strategy(kind)
-        if partitions:
-            builder = builder.with_partitions(partitions)
-        if schema is not None:
-            builder = builder.with_schema_subject(schema)
-        producer = builder.build()
-        await producer.create()
+    async def producer(self, name="p", *, is_reliable=True, topic=None, **more):
+        producer = await producer_of(
+            await self.client(),
+            topic=topic or self.topic,
+            name=name,
+            reliable=is_reliable,
+            **more,
+        )
         self.open.append(producer)
         return producer
 
-    async def reader(
-        self, name="c", *, kind=SubType.EXCLUSIVE, subscription="s", topic=None, filters=()
-    ):
-        builder = (await self.client()).new_consumer().with_topic(topic or self.topic)
-        builder = builder.with_consumer_name(name).with_subscription(subscription)
-        builder = builder.with_subscription_type(kind).with_key_filters(list(filters))
-        consumer = builder.build()
-        await consumer.subscribe()
+    async def reader(self, name="c", *, topic=None, **more):
+        consumer = await consumer_of(
+            await self.client(), topic=topic or self.topic, name=name, **more
+        )
         opened = [_watched(one) for one in consumer._consumers.values()]
         reader = Reader(consumer, await consumer.receive())
         self.open.append(reader)

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 
 import grpc
-from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from frazil.config import load_settings
 from frazil.serve.broker import Broker
+from tests.integration.serve.consuming_world import make_producer, make_reader, payloads
 from tests.integration.serve.rpc_inputs import good
 from tests.support.rpcs import RPCS, Port
 from tests.unit.serve.auth.world import ISSUER, SECRET
@@ -155,31 +155,12 @@ class World:
 
     async def check_published_client(self, topic):
         """The published client, unchanged, sends, receives and acks."""
-        url = f"http://127.0.0.1:{self.broker.addresses.data.port}"
-        client = await DanubeClientBuilder().service_url(url).build()
-        producer = (
-            client.new_producer()
-            .with_topic(topic)
-            .with_name("real")
-            .with_dispatch_strategy(DispatchStrategy.RELIABLE)
-            .build()
-        )
-        await producer.create()
-        consumer = (
-            client.new_consumer()
-            .with_topic(topic)
-            .with_consumer_name("real")
-            .with_subscription("real")
-            .with_subscription_type(SubType.EXCLUSIVE)
-            .build()
-        )
-        await consumer.subscribe()
-        stream = await consumer.receive()
+        port = self.broker.addresses.data.port
+        producer = await make_producer(port, topic=topic, name="real")
+        reader = await make_reader(port, topic=topic, name="real", subscription="real")
         await producer.send(b"still here")
-        message = await asyncio.wait_for(stream.get(), SECONDS_MAX)
-        assert bytes(message.payload) == b"still here"
-        await consumer.ack(message)
-        await consumer.close()
+        assert payloads(await reader.take(1)) == [b"still here"]
+        await reader.close()
         await producer.close()
 
 

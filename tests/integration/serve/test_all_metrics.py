@@ -6,13 +6,14 @@ import asyncio
 
 import grpc
 import pytest
-from danube import DispatchStrategy, SchemaType, SubType
+from danube import SchemaType
 
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
 from frazil.serve.metrics import METRICS
 from tests.crash.broker_process import wait_until
+from tests.integration.serve.consuming_world import connect, producer_of, reader_of
 from tests.integration.serve.test_engine_metrics import parsed
-from tests.integration.serve.test_serve_command import build, forks, page, serving
+from tests.integration.serve.test_serve_command import forks, page, serving
 
 pytestmark = pytest.mark.integration
 assert forks, "a fixture of the processes"
@@ -60,44 +61,28 @@ async def set_policy(broker):
         await channel.unary_unary(path)(request.SerializeToString())
 
 
-async def producer_of(client, topic, *, reliable=True, subject=None):
-    strategy = DispatchStrategy.RELIABLE if reliable else DispatchStrategy.NON_RELIABLE
-    builder = client.new_producer().with_topic(topic).with_name("p")
-    builder = builder.with_dispatch_strategy(strategy)
-    producer = (builder.with_schema_subject(subject) if subject else builder).build()
-    await producer.create()
-    return producer
-
-
-async def queue_of(client, topic):
-    builder = client.new_consumer().with_topic(topic).with_consumer_name("c")
-    consumer = builder.with_subscription("s").with_subscription_type(SubType.SHARED).build()
-    await consumer.subscribe()
-    return consumer, await consumer.receive()
-
-
 async def work(broker):
     """Publish, deliver, ack, give back twice, pass on, and check payloads."""
-    client = await build(broker.url)
+    client = await connect(broker.url)
     schemas = client.schema()
     builder = schemas.register_schema("count").with_type(SchemaType.JSON_SCHEMA)
     await builder.with_schema_data(b'{"type": "integer"}').execute()
-    producer = await producer_of(client, TOPIC, subject="count")
+    producer = await producer_of(client, topic=TOPIC, subject="count")
     await schemas.update_topic_validation_policy(TOPIC, "enforce", True)
     await set_policy(broker)
-    consumer, queue = await queue_of(client, TOPIC)
+    reader = await reader_of(client, topic=TOPIC)
     for payload in (b"1", b"2"):
         await producer.send(payload)
     with pytest.raises(Exception, match="does not fit"):
         await producer.send(b"three")
-    await consumer.ack(await queue.get())
+    await reader.take(1)
     for _ in range(2):
-        await consumer.nack(await queue.get())
-    passing = await producer_of(client, PASSING, reliable=False)
-    hearing, heard = await queue_of(client, PASSING)
+        await reader.consumer.nack(await reader.next())
+    passing = await producer_of(client, topic=PASSING, reliable=False)
+    hearing = await reader_of(client, topic=PASSING)
     await passing.send(b"now")
-    assert (await heard.get()).payload == b"now"
-    for each in (consumer, hearing, producer, passing):
+    assert (await hearing.next()).payload == b"now"
+    for each in (reader, hearing, producer, passing):
         await each.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
 import pytest
 from danube import SubType
 
@@ -145,21 +144,3 @@ def test_a_client_that_stops_reading_is_given_no_more(tmp_path):
 def shell_queued(world):
     """Return the bytes that wait to be sent, of each connection."""
     return [shell.connection.sender.queued for shell in world.server._connections]
-
-
-def test_a_stopped_client_leaves_grpc_no_error(tmp_path):
-    """A stream that its client cancels is cancelled on its side, without an error of a handler."""
-
-    async def scene(world, caller):
-        consumer = (await caller.subscribe()).consumer_id
-        stream = caller.receive(consumer)
-        await streams(world, 1)
-        stream.cancel()
-        await streams(world, 0)
-        counters = world.server.counters
-        return await stream.code(), counters.handler_errors_total, world.consumers.facts()
-
-    code, errors, facts = run(tmp_path, scene)
-    assert code is grpc.StatusCode.CANCELLED
-    assert errors == 0
-    assert facts["consumers"] == 1

@@ -10,7 +10,6 @@ import socket
 import time
 
 import pytest
-from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from frazil.clock import SystemClock
 from frazil.errors import Conflict
@@ -18,11 +17,11 @@ from frazil.metadata import LEASE
 from frazil.metadata.etcd import EtcdStore
 from frazil.topic import cursor_path, known_cursors, known_topics
 from tests.crash.broker_process import Broker, Forks, wait_until
+from tests.integration.serve.consuming_world import TOPIC, connect, payloads, producer_of, reader_of
 from tests.servers.etcd import EtcdServer, need_etcd
 
 pytestmark = pytest.mark.integration
 
-TOPIC = "/default/orders"
 TTL_S = 2
 SECONDS_MAX = 60
 SETTINGS = {
@@ -86,31 +85,18 @@ def client_calls(broker, act):
     """Run calls of a client against a broker."""
 
     async def run():
-        client = await DanubeClientBuilder().service_url(broker.url).build()
-        return await asyncio.wait_for(act(client), SECONDS_MAX)
+        return await asyncio.wait_for(act(await connect(broker.url)), SECONDS_MAX)
 
     return asyncio.run(run())
 
 
-async def producer_of(client):
-    builder = client.new_producer().with_topic(TOPIC).with_name("p")
-    producer = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).build()
-    await producer.create()
-    return producer
-
-
 async def receive(client, count, *, last):
     """Read and ack until the payload `last` came; return all payloads."""
-    builder = client.new_consumer().with_topic(TOPIC).with_consumer_name("c")
-    consumer = builder.with_subscription("s").with_subscription_type(SubType.EXCLUSIVE).build()
-    await consumer.subscribe()
-    queue = await consumer.receive()
+    reader = await reader_of(client)
     found = []
     while len(found) < count or (last is not None and last not in found):
-        message = await asyncio.wait_for(queue.get(), SECONDS_MAX)
-        await consumer.ack(message)
-        found.append(message.payload)
-    await consumer.close()
+        found += payloads(await reader.take(1))
+    await reader.close()
     return found
 
 
@@ -160,7 +146,7 @@ def test_metadata_are_in_etcd_and_the_next_life_goes_on(broker_in, shared):
     assert publish(broker, [b"0", b"1", b"2"]) == [b"0", b"1", b"2"]
     assert client_calls(broker, lambda client: receive(client, 2, last=None))[:2] == [b"0", b"1"]
     path = cursor_path("s", TOPIC)
-    assert path == "/persistent_storage/iceberg/subscriptions/s/default/orders"
+    assert path == "/persistent_storage/iceberg/subscriptions/s/default/t"
     wait_until(lambda: any(c["s"].acked_below >= 2 for c in known_cursors(shared).values()))
     assert shared.get(path) is not None
     topics, ends = known_topics(shared)

@@ -10,11 +10,12 @@ import time
 
 import grpc
 import pytest
-from danube import DanubeClientBuilder, DispatchStrategy, SubType
+from danube import SubType
 
 from frazil.serve.danube.proto.danube_pb2 import ConsumerRequest, ReceiveRequest
 from tests.crash.broker_process import Broker
 from tests.crash.broker_world import FIRST, Clients, checked
+from tests.integration.serve.consuming_world import make_producer, make_reader
 from tests.integration.serve.wire_world import Wire
 from tests.integration.serve.wire_world_load import no_time_outs
 from tests.integration.serve.wire_world_readers import Methods
@@ -24,7 +25,6 @@ pytestmark = pytest.mark.integration
 FAULTS = int(os.environ.get("FRAZIL_CRASH_FAULTS", "8"))
 FLOW_S = 0.3
 STALL_S = 0.4
-WAIT_S = 60
 TOPIC = "/default/half"
 
 
@@ -96,31 +96,12 @@ def test_no_fault_of_the_wire_breaks_a_promise(tmp_path):
     assert found["buried"] > 0
 
 
-async def make_consumer(url, name):
-    """Return a consumer of a Shared subscription and its queue."""
-    client = await DanubeClientBuilder().service_url(url).build()
-    builder = client.new_consumer().with_topic(TOPIC).with_consumer_name(name)
-    builder = builder.with_subscription("s").with_subscription_type(SubType.SHARED)
-    consumer = builder.build()
-    await consumer.subscribe()
-    return consumer, await consumer.receive()
-
-
-async def make_producer(url):
-    """Return a producer."""
-    client = await DanubeClientBuilder().service_url(url).build()
-    builder = client.new_producer().with_topic(TOPIC).with_name("p")
-    producer = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).build()
-    await producer.create()
-    return producer
-
-
 @pytest.mark.long
 def test_a_consumer_behind_a_dead_wire_is_given_up(tmp_path):
     """What a silent connection holds goes to another consumer, without any time for acks."""
 
     async def scene(broker, wire):
-        producer = await make_producer(broker.url)
+        producer = await make_producer(broker.url, topic=TOPIC)
         no_time_outs(broker, topic=TOPIC, subscription="s")
         async with grpc.aio.insecure_channel(f"127.0.0.1:{wire.port}") as channel:
             methods = Methods(channel)
@@ -138,10 +119,9 @@ def test_a_consumer_behind_a_dead_wire_is_given_up(tmp_path):
             held = await stream.read()
             assert held.payload == b"held"
             wire.stall()
-            consumer, queue = await make_consumer(broker.url, "well")
-            again = await asyncio.wait_for(queue.get(), WAIT_S)
-            await consumer.ack(again)
-            await consumer.close()
+            reader = await make_reader(broker.url, topic=TOPIC, name="well", kind=SubType.SHARED)
+            (again,) = await reader.take(1)
+            await reader.close()
             await producer.close()
             wire.cut()
             wire.flow()

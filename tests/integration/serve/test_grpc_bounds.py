@@ -12,7 +12,6 @@ import pytest
 from frazil.serve.h2 import frames as f
 from frazil.serve.h2.limits import ServerLimits
 from tests.integration.serve.grpc_world import RawClient, assert_answers, eventually, serving
-from tests.unit.serve.h2.peer import prefixed
 
 pytestmark = pytest.mark.integration
 
@@ -154,27 +153,3 @@ def test_a_cut_connection_cancels_its_calls():
             client.socket.close()
         assert eventually(lambda: world.server.counters.connections == 0)
         assert world.server.unanswered == 0
-
-
-def test_ten_thousand_streams_leave_room_for_other_calls():
-    """None of them is read; a call on the same connection is answered, and their memory is small."""
-    count = 10_000
-    with serving() as world, RawClient(world, settings={f.INITIAL_WINDOW_SIZE: 0}) as client:
-        for first in range(0, count, 500):
-            sids = range(2 * first + 1, 2 * (first + 500), 2)
-            client.send(*(client.call(sid, "/t.T/Feed") for sid in sids))
-        last = 2 * count + 1
-        client.send(client.call(last, "/t.T/Echo", b"here"), f.window_update(last, 100))
-        begun, answer = 0, b""
-        for kind, _, sid, payload in client.frames():
-            assert kind not in {f.RST_STREAM, f.GOAWAY}
-            begun += kind == f.HEADERS and sid < last
-            if kind == f.DATA:
-                assert sid == last
-                answer += payload
-            if answer:
-                break
-        assert begun == count
-        assert answer == prefixed(b"here")
-        assert world.run(lambda: world.server.held) < ServerLimits().queued_bytes_max
-        assert_answers(world)

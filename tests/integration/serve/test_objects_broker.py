@@ -10,10 +10,10 @@ import subprocess
 import sys
 
 import pytest
-from danube import DanubeClientBuilder, DispatchStrategy, SubType
 
 from frazil.serve.http_calls import PATH
 from tests.crash.broker_process import Broker, environment, wait_until
+from tests.integration.serve.consuming_world import make_producer, make_reader
 from tests.servers.seaweed import SeaweedServer
 
 pytestmark = pytest.mark.integration
@@ -57,10 +57,7 @@ def post(broker, call):
 
 async def publish(broker, payloads):
     """Publish with Danube's client, all of it acked on return."""
-    client = await DanubeClientBuilder().service_url(broker.url).build()
-    builder = client.new_producer().with_topic(TOPIC).with_name("p")
-    producer = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).build()
-    await producer.create()
+    producer = await make_producer(broker.url, topic=TOPIC)
     for payload in payloads:
         await asyncio.wait_for(producer.send(payload), SECONDS_MAX)
     await producer.close()
@@ -68,20 +65,16 @@ async def publish(broker, payloads):
 
 async def consume(broker, count, *, at=None, act=None):
     """Receive and ack with Danube's client; from the record number `at` on something happens."""
-    client = await DanubeClientBuilder().service_url(broker.url).build()
-    builder = client.new_consumer().with_topic(TOPIC).with_consumer_name("c")
-    consumer = builder.with_subscription("s").with_subscription_type(SubType.EXCLUSIVE).build()
-    await consumer.subscribe()
-    queue = await consumer.receive()
+    reader = await make_reader(broker.url, topic=TOPIC)
     found, happening = [], None
     while len(found) < count:
-        message = await asyncio.wait_for(queue.get(), SECONDS_MAX)
-        await consumer.ack(message)
+        message = await asyncio.wait_for(reader.queue.get(), SECONDS_MAX)
+        await reader.consumer.ack(message)
         found.append(message.payload)
         if len(found) == at:
             happening = asyncio.create_task(act())
     await happening
-    await consumer.close()
+    await reader.close()
     return found
 
 

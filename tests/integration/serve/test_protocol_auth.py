@@ -8,10 +8,10 @@ import time
 import grpc
 import jwt
 import pytest
-from danube import DanubeClientBuilder, DispatchStrategy, SubType
+from danube import DanubeClientBuilder
 
+from tests.integration.serve.consuming_world import producer_of, reader_of
 from tests.integration.serve.protocol_world import (
-    SECONDS_MAX,
     Refusal,
     Scene,
     Wire,
@@ -222,35 +222,17 @@ def test_published_clients_show_their_tokens(broker, tmp_path):
         return await builder.with_token(token(name)).build()
 
     async def scene():
-        topic = (await client_of("all")).new_producer().with_topic(FOREIGN).with_name("p")
-        await topic.with_dispatch_strategy(DispatchStrategy.RELIABLE).build().create()
-
-        async def producer_of(topic):
-            builder = (await client_of("writer")).new_producer().with_topic(topic)
-            builder = builder.with_dispatch_strategy(DispatchStrategy.RELIABLE).with_name("w")
-            producer = builder.build()
-            await producer.create()
-            return producer
-
-        async def consumer_of(topic):
-            builder = (await client_of("reader")).new_consumer().with_topic(topic)
-            builder = builder.with_consumer_name("r").with_subscription("own")
-            consumer = builder.with_subscription_type(SubType.EXCLUSIVE).build()
-            await consumer.subscribe()
-            return consumer
-
+        await producer_of(await client_of("all"), topic=FOREIGN)
         denials = []
-        for denied_to in (producer_of, consumer_of):
+        for name, make in (("writer", producer_of), ("reader", reader_of)):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await denied_to(FOREIGN)
+                await make(await client_of(name), topic=FOREIGN)
             denials.append((caught.value.code(), caught.value.details()))
-        producer = await producer_of(MINE)
-        consumer = await consumer_of(MINE)
-        queue = await consumer.receive()
+        producer = await producer_of(await client_of("writer"), topic=MINE)
+        reader = await reader_of(await client_of("reader"), topic=MINE)
         await producer.send(b"mine")
-        message = await asyncio.wait_for(queue.get(), SECONDS_MAX)
-        await consumer.ack(message)
-        await consumer.close()
+        (message,) = await reader.take(1)
+        await reader.close()
         await producer.close()
         return denials, message.payload
 

@@ -18,7 +18,6 @@ import urllib.request
 
 import grpc
 import pytest
-from danube import DanubeClientBuilder
 from hpack import Encoder
 
 import frazil
@@ -136,10 +135,6 @@ def page(url, *, header=None, context=None):
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
-
-
-async def build(url):
-    return await DanubeClientBuilder().service_url(url).build()
 
 
 # -- starting and stopping -----------------------------------------------------------------------

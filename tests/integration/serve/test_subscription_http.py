@@ -7,12 +7,13 @@ import json
 
 import httpx
 import pytest
-from danube import DanubeClientBuilder, SubType
+from danube import SubType
 
 from frazil.clock import SystemClock
 from frazil.errors import NotFound
 from frazil.serve.http_calls import PATH
 from tests.integration.serve import rpc_world
+from tests.integration.serve.consuming_world import make_reader
 from tests.integration.serve.rpc_world import with_access
 from tests.unit.serve.auth.world import ACCESS, token
 
@@ -100,25 +101,16 @@ def test_a_subscription_is_made_reset_configured_and_dropped(tmp_path):
 def test_a_client_on_the_network_is_put_elsewhere_and_ended(tmp_path):
     """A reset delivers again to a consumer that is connected; a program may share its work."""
 
-    async def received(queue, consumer, count):
-        found = []
-        while len(found) < count:
-            message = await asyncio.wait_for(queue.get(), SECONDS_MAX)
-            await consumer.ack(message)
-            found.append(int(message.payload))
-        return found
+    async def received(reader, count):
+        return [int(message.payload) for message in await reader.take(count)]
 
     async def work(world):
         await world.post({"call": "create", **named(type="shared", start=5)})
         url = world.broker.addresses.facts()["url"]
-        client = await DanubeClientBuilder().service_url(url).build()
-        builder = client.new_consumer().with_topic("/default/orders").with_consumer_name("far")
-        consumer = builder.with_subscription("s").with_subscription_type(SubType.SHARED).build()
-        await consumer.subscribe()
-        queue = await consumer.receive()
-        assert await received(queue, consumer, 5) == [5, 6, 7, 8, 9]
+        reader = await make_reader(url, topic="/default/orders", name="far", kind=SubType.SHARED)
+        assert await received(reader, 5) == [5, 6, 7, 8, 9]
         assert (await world.post({"call": "reset", **named(to="earliest")}))[0] == 200
-        assert await received(queue, consumer, 10) == list(range(10))
+        assert await received(reader, 10) == list(range(10))
         topic = world.broker.engine.topic("orders")
         stream = await asyncio.to_thread(topic.subscribe, "s", consumer="near")
         (facts,) = await asyncio.to_thread(topic.subscriptions)
@@ -131,14 +123,14 @@ def test_a_client_on_the_network_is_put_elsewhere_and_ended(tmp_path):
                 near += [] if one is None else [one.offset]
                 if one is not None:
                     await asyncio.to_thread(one.ack)
-                far += await received(queue, consumer, 0 if queue.empty() else 1)
+                far += await received(reader, 0 if reader.queue.empty() else 1)
         assert set(near) < set(range(10, 16))
         assert far == [1] * (6 - len(near))
         assert (await world.post({"call": "drop", **named()}))[0] == 200
         with pytest.raises(NotFound):
             await asyncio.to_thread(stream.receive, SECONDS_MAX)
         await asyncio.to_thread(stream.close)
-        await consumer.close()
+        await reader.close()
 
     run(tmp_path, work)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from danube import DanubeClientBuilder, DispatchStrategy, SubType
+from danube import SubType
 
 import frazil
 from frazil.cli.subscription import _row
 from frazil.errors import InvalidRequest, NotFound
 from frazil.serve.danube.topics import Topics
-from tests.integration.serve.consuming_world import SETTINGS
-from tests.integration.serve.test_subscription_http import SECONDS_MAX, run
+from tests.integration.serve.consuming_world import SETTINGS, make_producer, make_reader
+from tests.integration.serve.test_subscription_http import run
 
 pytestmark = pytest.mark.integration
 
@@ -107,16 +107,10 @@ def test_live_subscriptions_are_listed_and_dropped_beside_the_broker(tmp_path):
 
     async def work(world):
         url = world.broker.addresses.facts()["url"]
-        client = await DanubeClientBuilder().service_url(url).build()
-        builder = client.new_producer().with_topic(TOPIC).with_name("p")
-        producer = builder.with_dispatch_strategy(DispatchStrategy.NON_RELIABLE).build()
-        await producer.create()
-        consumer = client.new_consumer().with_topic(TOPIC).with_consumer_name("c")
-        consumer = consumer.with_subscription("s").with_subscription_type(SubType.SHARED).build()
-        await consumer.subscribe()
-        queue = await consumer.receive()
+        producer = await make_producer(url, topic=TOPIC, reliable=False)
+        reader = await make_reader(url, topic=TOPIC, kind=SubType.SHARED)
         await producer.send(b"live")
-        assert (await asyncio.wait_for(queue.get(), SECONDS_MAX)).payload == b"live"
+        assert (await reader.next()).payload == b"live"
         await world.post({"call": "create", "topic": "orders", "name": "z"})
         for call, expected in (
             ({"call": "list"}, [("/default/orders", "z", True), (TOPIC, "s", False)]),
@@ -141,6 +135,6 @@ def test_live_subscriptions_are_listed_and_dropped_beside_the_broker(tmp_path):
         assert await world.post(drop) == (200, {"result": {"dropped": "s"}})
         assert (await world.post({"call": "list", "topic": TOPIC}))[1]["result"] == []
         assert (await world.post(drop))[0] == 404
-        await consumer.close()
+        await reader.close()
 
     run(tmp_path, work)

@@ -7,7 +7,6 @@ import contextlib
 import threading
 
 import grpc
-from danube import DanubeClientBuilder, DispatchStrategy
 
 from frazil.serve.danube.proto.danube_admin_pb2 import (
     PoisonPolicy,
@@ -17,6 +16,7 @@ from frazil.serve.danube.proto.danube_admin_pb2 import (
 )
 from frazil.serve.danube.proto.danube_pb2 import AckRequest, ConsumerRequest, ReceiveRequest
 from tests.crash.broker_process import Broker, Peer
+from tests.integration.serve.consuming_world import make_producer
 from tests.integration.serve.wire_world_readers import Methods, number_of, payload_of
 
 IN_FLIGHT = 8
@@ -70,11 +70,7 @@ class Peak:
 
 async def publish(url, *, first, count, size, reliable=True):
     """Publish numbered records with the published client, some at once, answered in order."""
-    client = await DanubeClientBuilder().service_url(url).build()
-    kind = DispatchStrategy.RELIABLE if reliable else DispatchStrategy.NON_RELIABLE
-    builder = client.new_producer().with_topic(TOPIC).with_name("p").with_dispatch_strategy(kind)
-    producer = builder.build()
-    await producer.create()
+    producer = await make_producer(url, topic=TOPIC, reliable=reliable)
     for begin in range(first, first + count, IN_FLIGHT):
         numbers = range(begin, min(begin + IN_FLIGHT, first + count))
         await asyncio.gather(*(producer.send(payload_of(each, size)) for each in numbers))

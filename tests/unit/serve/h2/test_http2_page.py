@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from frazil.serve.h2.limits import ServerLimits
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -27,27 +29,41 @@ def test_every_test_and_module_named_on_the_page_exists():
         assert (ROOT / "src" / "frazil" / file).exists(), file
 
 
-def test_the_limits_on_the_page_are_the_limits():
+LIMITS = ServerLimits()
+TABLE = [
+    ("calls under way", f"{LIMITS.streams_max:,} a connection"),
+    ("calls under way", f"{LIMITS.streams_server_max:,} in all"),
+    ("server streams among them", f"{LIMITS.long_calls_max:,}"),
+    ("incomplete requests", f"{LIMITS.unfinished_bytes_max >> 20} MiB a connection"),
+    (
+        "incomplete requests and unread answers",
+        f"{LIMITS.held_bytes_server_max >> 20} MiB in all",
+    ),
+    ("a request that is not complete", f"{LIMITS.request_s:.0f} s"),
+    ("requests that wait for their answer", f"{LIMITS.unanswered_bytes_max >> 20} MiB a conn"),
+    ("requests that wait for their answer", f"{LIMITS.unanswered_bytes_server_max >> 20} MiB in"),
+    ("unread answers", f"a stream {LIMITS.stream_queue_bytes >> 10} KiB"),
+    ("unread answers", f"have {LIMITS.connection_queue_bytes >> 20} MiB"),
+    ("unread answers", f"{LIMITS.queued_bytes_max >> 20} MiB a connection"),
+    ("a peer that reads nothing while bytes wait", f"{LIMITS.stall_s / 60:.0f} minutes"),
+    ("a silent peer", f"after {LIMITS.keepalive_s:.0f} s"),
+    ("the headers of a request, unpacked", f"{LIMITS.header_bytes_max >> 10} KiB"),
+    (
+        "the headers of all calls under way, unpacked",
+        f"{LIMITS.open_header_bytes_max >> 20} MiB a connection",
+    ),
+    (
+        "a header block, and what it unpacks to",
+        f"{LIMITS.header_bytes_read_max >> 10} KiB, {LIMITS.continuations_max} CONTINUATION",
+    ),
+    (f"control frames by the tick ({LIMITS.tick_s} s)", f"{LIMITS.controls_max:,}"),
+    ("WINDOW_UPDATE by the tick", f"{LIMITS.window_updates_max:,}"),
+    ("resets by the tick, theirs and those that they cause", f"{LIMITS.resets_max:,}"),
+]
+
+
+@pytest.mark.parametrize(("row", "text"), TABLE)
+def test_the_limits_on_the_page_are_the_limits(row, text):
     """The numbers of the table are those of the code."""
-    limits = ServerLimits()
-    rows = {row.split("|")[1].strip(): row.split("|")[2] for row in PAGE.splitlines() if "|" in row}
-    assert limits.unfinished_bytes_max == 32 << 20
-    assert "32 MiB a connection" in rows["incomplete requests"]
-    assert (limits.held_bytes_server_max, limits.streams_server_max) == (256 << 20, 200_000)
-    assert "256 MiB in all" in rows["incomplete requests and unread answers"]
-    assert limits.request_s == 120
-    assert "120 s" in rows["a request that is not complete"]
-    assert (limits.unanswered_bytes_max, limits.unanswered_bytes_server_max) == (
-        16 << 20,
-        256 << 20,
-    )
-    assert "16 MiB a connection, 256 MiB in all" in rows["requests that wait for their answer"]
-    assert (limits.stream_queue_bytes, limits.queued_bytes_max) == (256 << 10, 64 << 20)
-    assert (limits.stall_s, limits.keepalive_s, limits.keepalive_timeout_s) == (120, 30, 20)
-    assert (limits.header_bytes_max, limits.continuations_max) == (40 << 10, 32)
-    assert (limits.streams_max, limits.long_calls_max) == (12_000, 11_000)
-    assert limits.connection_queue_bytes == 4 << 20
-    assert limits.open_header_bytes_max == 32 << 20
-    assert limits.header_bytes_read_max == 64 << 10
-    assert (limits.tick_s, limits.controls_max) == (0.5, 1_000)
-    assert (limits.window_updates_max, limits.resets_max) == (20_000, 2_000)
+    lines = [line.split("|") for line in PAGE.splitlines() if "|" in line]
+    assert text in {line[1].strip(): line[2] for line in lines}[row]
