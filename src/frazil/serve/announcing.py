@@ -1,4 +1,4 @@
-"""Where the broker of a data directory is found: a small file beside the data, while it runs."""
+"""The address of a data directory's broker: a small file in the directory while the broker runs."""
 
 from __future__ import annotations
 

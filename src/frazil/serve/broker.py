@@ -111,7 +111,7 @@ def server_limits(settings: Settings) -> ServerLimits:
 
 
 def connection_limits(settings: ServeSettings) -> tuple[ConnectionLimits, ConnectionLimits]:
-    """Return the limits of clients and of administration, whose share clients cannot take."""
+    """Return the limits of clients and of administration, each with its own share."""
     total = settings.connections_max
     admin = max(1, min(ADMIN_CONNECTIONS_MAX, total // 5))
     data = max(1, total - admin)

@@ -243,7 +243,7 @@ class _Connection(H11Protocol):
         self.transport.abort()
 
     def _expire(self, answer_s: float) -> None:
-        """Close a connection whose request, or later whose answer, took too long."""
+        """Close the connection: its request, or later its answer, took too long."""
         if answer_s and self.stage is not Stage.ASKS:
             self._timer = self.loop.call_later(answer_s, self._expire, 0)
         else:

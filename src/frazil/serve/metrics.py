@@ -1,4 +1,4 @@
-"""Every metric, in one place, and where its value is among the facts.
+"""Every metric, and the path of its value among the facts.
 
 Facts are one tree, read when somebody asks: `engine` is `Engine.stats()`, `process` what the system
 says of the process, `ports` the counters of each listener by name, `guard` is `Guard.stats()`, `http`

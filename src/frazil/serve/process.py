@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["fastest_loop", "run_broker"]
 
 FILES_BESIDE: Final = 4096
-"""Open files beside the connections: segments, metadata, tables."""
+"""Open files besides the connections: segments, metadata, tables."""
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 CLOSE_S: Final = 60.0
 """After the drain, syncing and closing get so long; then the process ends without."""
@@ -68,15 +68,14 @@ class _Process:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._stop: asyncio.Event
+        self._stop = asyncio.Event()
         self._broker: Broker | None = None
         self._reloads: set[asyncio.Task[None]] = set()
         self._failure: FrazilError | None = None
 
     async def run(self, on_ready: Callable[[Broker], None]) -> None:
-        self._stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_tell_bug)
+        loop.set_exception_handler(_log_bug)
         for number in ENDING:
             loop.add_signal_handler(number, self._end)
         # From the first moment on: without a handler it would end the process.
@@ -130,8 +129,8 @@ class _Process:
             task.add_done_callback(self._reloads.discard)
 
 
-def _tell_bug(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Tell a bug that no call is there for: its kind and place, never its text (it may be data)."""
+def _log_bug(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log a bug outside of all calls: its kind and line, never its text (it may be data)."""
     error = context.get("exception")
     warn(
         "loop_failed",

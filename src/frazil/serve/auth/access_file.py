@@ -111,7 +111,7 @@ def parse_access(text: str, *, file: str = "access file") -> tuple[Roles, Keyrin
     """Return the roles and keys of the access file's text.
 
     Raises:
-        InvalidRequest: with the place in the file, and never with what stands there.
+        InvalidRequest: with the line or key, and never with the text of the file.
     """
     try:
         tree = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader

@@ -83,7 +83,7 @@ class TokenRules:
 
 
 def verify_token(text: str, rules: TokenRules, *, now_s: float) -> Verified:
-    """Return whose token it is and when it ends.
+    """Return the principal of a token and its end.
 
     Raises:
         BadCredential: if it is not signed with one of the secrets, or not for here and now.
@@ -170,7 +170,7 @@ def _digest(text: str) -> str:
 
 @attrs.frozen
 class StoredKey:
-    """What is kept of a key: its hash, whose it is, and until when."""
+    """What is kept of a key: its hash, its principal and its end."""
 
     id: str
     digest: str = attrs.field(repr=False)
@@ -188,7 +188,7 @@ class Keyring:
         return len(self._keys)
 
     def verify(self, text: str, *, now_s: float) -> Verified:
-        """Return whose key it is and when it ends.
+        """Return the principal of a key and its end.
 
         Raises:
             BadCredential: if it is none of the keys, or has ended.

@@ -216,7 +216,7 @@ class Guard:
         return found if isinstance(found, Principal) else None
 
     def _known(self, call: Caller) -> Verified | None:
-        """Return whose credential this is if it was taken before and has not ended."""
+        """Return the principal of a credential that was taken before and has not ended."""
         if self._credentials is None:
             return None
         header = call.metadata.get("authorization", "")
@@ -318,7 +318,7 @@ def load_credentials(auth: AuthSettings) -> Credentials:
     """Read keys, roles and secrets; again, to replace those of a guard.
 
     Raises:
-        InvalidRequest: if a file cannot be used, with its place and without its contents.
+        InvalidRequest: if a file cannot be used, with the line or key and without its contents.
     """
     roles, keys = Roles(), Keyring()
     if auth.access_file:

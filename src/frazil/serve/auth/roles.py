@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 DECIDED_MAX: Final = 4096
-_PART: Final = re.compile(r"(.+)-part-(?:0|[1-9][0-9]{0,8})")
+_PART: Final = re.compile(r"(.+)-part-(?:0|[1-9][0-9]{0,8})\Z")
 
 
 class Action(enum.StrEnum):
@@ -123,11 +123,9 @@ class Grant:
             return False
         if kind == "namespace":
             return "*" in self.topics
-        part = _PART.fullmatch(resource.name)
-        # A partition is the topic's own: who may use the topic may use its parts.
-        return _fits(self.topics, resource.name) or (
-            part is not None and _fits(self.topics, part[1])
-        )
+        # A grant for a topic is one for its parts.
+        whole = _PART.sub(r"\1", resource.name)
+        return _fits(self.topics, resource.name) or _fits(self.topics, whole)
 
 
 class Roles:

@@ -101,14 +101,13 @@ class Call:
             self._detach()
 
     def fail(self, code: Code, text: str) -> None:
-        """End with a status, behind what was written before."""
+        """End with a status, after the messages written before."""
         if self.is_open:
-            self._calls.counters.statuses[code] += 1
-            self._calls.sender.finish(self._stream, code, status_text(text))
+            self._calls.end_with(self._stream, code, text)
             self._detach()
 
     def finish(self, code: Code = Code.OK, text: str = "") -> None:
-        """End a stream with a status, behind what was written before."""
+        """End a stream with a status, after the messages written before."""
         self.fail(code, text)
 
     def break_off(self, error: BaseException) -> None:
@@ -170,11 +169,9 @@ class CallRun:
 
     def fail_all(self, streams: list[Stream], code: Code, text: str) -> None:
         """End some of them with a status."""
-        calls, encoded = self._calls, status_text(text)
         for stream in streams:
             if not stream.closed and stream.code is None:
-                calls.counters.statuses[code] += 1
-                calls.sender.finish(stream, code, encoded)
+                self._calls.end_with(stream, code, text)
 
 
 class Calls:
@@ -331,6 +328,11 @@ class Calls:
                 stream.call = call
         return call
 
+    def end_with(self, stream: Stream, code: Code, text: str) -> None:
+        """End an open call with a status."""
+        self.counters.statuses[code] += 1
+        self.sender.finish(stream, code, status_text(text))
+
     def on_refused(self) -> None:
         self.counters.calls_total += 1
 
@@ -390,14 +392,11 @@ class Calls:
     def _turn_away(self, stream: Stream, code: Code, text: str) -> None:
         """Answer a call that no handler sees."""
         self.counters.calls_total += 1
-        self.counters.statuses[code] += 1
-        self.sender.finish(stream, code, status_text(text))
+        self.end_with(stream, code, text)
 
     def _refuse(self, stream: Stream, head: CallHead) -> None:
         if head.refusal is not None:
-            code, text = head.refusal
-            self.counters.statuses[code] += 1
-            self.sender.finish(stream, code, status_text(text))
+            self.end_with(stream, *head.refusal)
         else:
             self.sender.plain(stream, head.plain_status)
 

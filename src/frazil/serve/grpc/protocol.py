@@ -42,8 +42,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._limits = server.limits
         self._is_live = False
         self._is_closing = False
-        self._is_reading = True
         self._is_full = False
+        """Reading pauses: too much waits for answers, or the peer does not read its own."""
         self._unanswered = 0
         self._streams = 0
         self._has_heard = False
@@ -230,13 +230,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.abort()
             return
         connection.tick()
-        if self._has_heard and self._draining_from is None:
-            self._has_heard = False
-            self.heard = now
-            self._pinged = None
-        if connection.table.open or self.calls.accepted != self._accepted:
-            self._accepted = self.calls.accepted
-            self._busy = now
+        self._note_signs(now)
         if self.held:
             self._count()
         if not self._is_full:
@@ -245,10 +239,20 @@ class ClientConnection(asyncio.BufferedProtocol):
             connection.fail(ErrorCode.ENHANCE_YOUR_CALM, "no call was accepted")
             self.flush()
             self.close()
-            return
-        self._look_for_life(now)
+        else:
+            self._look_for_life(now)
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _note_signs(self, now: float) -> None:
+        """Note when the peer was last heard of, and when it last had a call."""
+        if self._has_heard and self._draining_from is None:
+            self._has_heard = False
+            self.heard = now
+            self._pinged = None
+        if self.connection.table.open or self.calls.accepted != self._accepted:
+            self._accepted = self.calls.accepted
+            self._busy = now
 
     def _on_dirty(self) -> None:
         self._server.flush_soon(self)
@@ -269,29 +273,27 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _waits_too_long(self, now: float) -> bool:
         """Return whether the time for a first call is over; an incomplete one has longer."""
-        limits = self._limits
-        if limits.first_call_s is None or not self.connection.is_greeted:
-            return False
-        allowed = limits.request_s if self.connection.table.open else limits.first_call_s
-        return now - self._opened > allowed
+        allowed = self._limits.first_call_s
+        if self.connection.table.open:
+            allowed = max(allowed, self._limits.request_s)
+        return self.connection.is_greeted and now - self._opened > allowed
 
     def _look_for_life(self, now: float) -> None:
-        limits = self._limits
+        limits, since, allowed = self._limits, now, 0.0
         if not self.connection.is_greeted:
-            if now - self._opened > limits.handshake_s:
-                self.abort()
+            since, allowed = self._opened, limits.handshake_s
         elif self._stalled is not None:
-            if now - self._stalled > limits.stall_s:
-                self.abort()
-        elif not self._is_reading:
+            since, allowed = self._stalled, limits.stall_s
+        elif self._is_full:
             # Nothing can be heard; the answers that the client waits for are the server's.
             self.heard = now
         elif self._pinged is not None:
-            if now - self._pinged > limits.keepalive_timeout_s:
-                self.abort()
+            since, allowed = self._pinged, limits.keepalive_timeout_s
         elif now - self.heard > limits.keepalive_s:
             self._pinged = now
             self.connection.ping()
+        if now - since > allowed:
+            self.abort()
 
     def _count(self) -> None:
         """Keep the server's sums; above the cap the longest silent connection is closed."""
@@ -313,26 +315,20 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _steer(self) -> None:
         """Read, or not: never while answers pile up on either side."""
         unanswered = self.connection.table.unanswered
-        if self._is_full:
-            self._is_full = self._stalled is not None or self._has_over(unanswered, 2)
-        elif self._stalled is not None or (unanswered and self._has_over(unanswered, 1)):
-            self._is_full = True
-            self._server.counters.reading_pauses_total += 1
-        if self._is_full is self._is_reading:
-            transport = self.transport
-            assert transport is not None
-            self._is_reading = not self._is_full
-            if transport.is_closing():
-                return
-            if self._is_full:
-                transport.pause_reading()
-            else:
-                transport.resume_reading()
+        is_full = self._stalled is not None or (unanswered > 0 and self._has_over(unanswered))
+        if is_full is self._is_full:
+            return
+        self._is_full = is_full
+        self._server.counters.reading_pauses_total += is_full
+        transport = self.transport
+        assert transport is not None
+        if not transport.is_closing():
+            (transport.pause_reading if is_full else transport.resume_reading)()
 
-    def _has_over(self, unanswered: int, divisor: int) -> bool:
-        """Return whether more bytes wait for answers than a part of the limits."""
-        limits = self._limits
-        return unanswered > 0 and (
+    def _has_over(self, unanswered: int) -> bool:
+        """Return whether too many bytes wait for answers; once full, half of them are too many."""
+        limits, divisor = self._limits, 2 if self._is_full else 1
+        return (
             unanswered > limits.unanswered_bytes_max // divisor
             or self._server.unanswered > limits.unanswered_bytes_server_max // divisor
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import attrs
 
 from frazil.serve.h2 import frames as f
-from frazil.serve.h2.frames import ConnectionFailure, ErrorCode
+from frazil.serve.h2.frames import ConnectionFailure, ErrorCode, require
 from frazil.serve.h2.headers import Fields, Head, HeaderReader, trailers_problem
 from frazil.serve.h2.sender import Sender
 from frazil.serve.h2.stream import Stream, StreamTable
@@ -34,6 +34,10 @@ _HEADER_BYTES_A_CONTROL: Final = 4_096
 _CONTROLS: Final = "control frames"
 _UPDATES: Final = "window updates"
 _ALIVE_PING: Final = b"frzalive"
+
+
+_OF_CONNECTION: Final = frozenset({f.SETTINGS, f.PING, f.GOAWAY})
+_SIZES: Final = {f.RST_STREAM: 4, f.PING: 8, f.WINDOW_UPDATE: 4}
 
 
 class _Rule(NamedTuple):
@@ -301,6 +305,10 @@ class Connection:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings must come first")
         if self._partial is not None and kind != f.CONTINUATION:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
+        if sid and kind in _OF_CONNECTION:
+            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "frame of the connection on a stream")
+        if len(payload) != _SIZES.get(kind, len(payload)):
+            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "frame of another size")
         handler = self._kinds.get(kind)
         if handler is None:
             self._count(_CONTROLS)
@@ -321,13 +329,11 @@ class Connection:
     # -- requests --------------------------------------------------------------------------------
 
     def _on_headers(self, flags: int, sid: int, payload: bytes) -> None:
-        if not sid & 1:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "headers on a stream of the server")
+        require(sid % 2 == 1, ErrorCode.PROTOCOL_ERROR, "headers on a stream of the server")
         block = f.unpad(payload) if flags & f.PADDED else payload
         depends = False
         if flags & f.PRIORITISED:
-            if len(block) < 5:
-                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "headers without priority")
+            require(len(block) >= 5, ErrorCode.FRAME_SIZE_ERROR, "headers without priority")
             depends = _depends_on(block) == sid
             block = block[5:]
         ends = bool(flags & f.END_STREAM)
@@ -344,8 +350,8 @@ class Connection:
         partial.frames += 1
         limits = self.limits
         most = max(limits.header_bytes_read_max, limits.header_bytes_max)
-        if len(partial.data) > most or partial.frames > limits.continuations_max:
-            raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
+        is_small = len(partial.data) <= most and partial.frames <= limits.continuations_max
+        require(is_small, ErrorCode.ENHANCE_YOUR_CALM, "header block too large")
         if flags & f.END_HEADERS:
             self._partial = None
             self._on_block(
@@ -375,8 +381,8 @@ class Connection:
                 self._open(sid, head, ended=ends)
         elif not table.late(sid, ends=ends):
             unused = table.was_left_out(sid)
-            code = ErrorCode.PROTOCOL_ERROR if unused else ErrorCode.STREAM_CLOSED
-            raise ConnectionFailure(code, "headers on a closed stream")
+            require(not unused, ErrorCode.PROTOCOL_ERROR, "headers on a stream that was left out")
+            raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "headers on a closed stream")
 
     def _open(self, sid: int, head: Head, *, ended: bool) -> None:
         stream = Stream(sid, head, self.sender.stream_window)
@@ -386,8 +392,8 @@ class Connection:
             self._end(stream)
 
     def _on_trailers(self, stream: Stream, head: Head, *, ends: bool) -> None:
-        if stream.ended:
-            raise ConnectionFailure(ErrorCode.STREAM_CLOSED, "headers after the end of a request")
+        is_open = not stream.ended
+        require(is_open, ErrorCode.STREAM_CLOSED, "headers after the end of a request")
         if not ends or head.is_large or trailers_problem(head.fields) is not None:
             self._reset(stream.sid, ErrorCode.PROTOCOL_ERROR)
         else:
@@ -469,11 +475,9 @@ class Connection:
 
     # -- control ---------------------------------------------------------------------------------
 
-    def _on_reset(self, _flags: int, sid: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "reset of another size")
-        if self.table.is_idle(sid):
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "reset of an idle stream")
+    def _on_reset(self, _flags: int, sid: int, _payload: bytes) -> None:
+        is_idle = self.table.is_idle(sid)
+        require(not is_idle, ErrorCode.PROTOCOL_ERROR, "reset of an idle stream")
         stream = self.table.open.get(sid)
         if stream is None or sid > self._last_before:
             self._count_reset()
@@ -486,24 +490,20 @@ class Connection:
         self.sender.drop(stream)
         self.application.on_cancel(stream)
 
-    def _on_settings(self, flags: int, sid: int, payload: bytes) -> None:
-        if sid:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings on a stream")
+    def _on_settings(self, flags: int, _sid: int, payload: bytes) -> None:
         self._count(_CONTROLS)
         if flags & f.ACK:
-            if payload:
-                raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "settings in an answer")
+            require(not payload, ErrorCode.FRAME_SIZE_ERROR, "settings in an answer")
             return
-        if len(payload) % 6:
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "settings cut short")
+        require(len(payload) % 6 == 0, ErrorCode.FRAME_SIZE_ERROR, "settings cut short")
         self._has_settings = True
         window = self.sender.stream_window
         for position, (name, value) in enumerate(f.settings_items(payload), 1):
             if not position % _SETTINGS_A_CONTROL:
                 self._count(_CONTROLS)
             rule = _SETTINGS.get(name)
-            if rule is not None and not rule.least <= value <= rule.most:
-                raise ConnectionFailure(rule.code, rule.text)
+            if rule is not None:
+                require(rule.least <= value <= rule.most, rule.code, rule.text)
             if name == f.INITIAL_WINDOW_SIZE:
                 window = value
             elif name == f.HEADER_TABLE_SIZE:
@@ -514,33 +514,23 @@ class Connection:
             self.sender.resize(window)
         self.sender.emit(f.SETTINGS_ACK)
 
-    def _on_ping(self, flags: int, sid: int, payload: bytes) -> None:
-        if sid:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "ping on a stream")
-        if len(payload) != 8:
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "ping of another size")
+    def _on_ping(self, flags: int, _sid: int, payload: bytes) -> None:
         self._count(_CONTROLS)
         if not flags & f.ACK:
             self.sender.emit(f.ping(payload, ack=True))
 
-    def _on_goaway(self, _flags: int, sid: int, payload: bytes) -> None:
-        if sid:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "goaway on a stream")
-        if len(payload) < 8:
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "goaway cut short")
+    def _on_goaway(self, _flags: int, _sid: int, payload: bytes) -> None:
+        require(len(payload) >= 8, ErrorCode.FRAME_SIZE_ERROR, "goaway cut short")
         # The peer opens no more streams; those that are open are answered.
         self._count(_CONTROLS)
 
     def _on_window_update(self, _flags: int, sid: int, payload: bytes) -> None:
-        if len(payload) != 4:
-            raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "window update of another size")
         if sid and self.table.is_idle(sid):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "window of an idle stream")
         self._count(_UPDATES)
         increment = int.from_bytes(payload) & 0x7FFFFFFF
         if not sid:
-            if not increment:
-                raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "window update of nothing")
+            require(increment > 0, ErrorCode.PROTOCOL_ERROR, "window update of nothing")
             self.sender.widen(increment)
             return
         stream = self.table.open.get(sid)
@@ -552,8 +542,7 @@ class Connection:
             self._reset(stream.sid, ErrorCode.FLOW_CONTROL_ERROR)
 
     def _on_priority(self, _flags: int, sid: int, payload: bytes) -> None:
-        if not sid:
-            raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "priority of no stream")
+        require(sid > 0, ErrorCode.PROTOCOL_ERROR, "priority of no stream")
         self._count(_CONTROLS)
         if len(payload) != 5:
             self._reset(sid, ErrorCode.FRAME_SIZE_ERROR)

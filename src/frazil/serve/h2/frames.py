@@ -80,6 +80,16 @@ class ConnectionFailure(Exception):
         self.text = text
 
 
+def require(holds: bool, code: ErrorCode, text: str) -> None:  # noqa: FBT001 - as assert has it
+    """Check a rule that a peer keeps.
+
+    Raises:
+        ConnectionFailure: The peer broke it.
+    """
+    if not holds:
+        raise ConnectionFailure(code, text)
+
+
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
     """Return the nine bytes in front of a payload of `length` bytes."""
     return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
@@ -132,9 +142,7 @@ def unpad(payload: bytes) -> bytes:
     Raises:
         ConnectionFailure: The padding is as long as the payload or longer.
     """
-    if not payload:
-        raise ConnectionFailure(ErrorCode.FRAME_SIZE_ERROR, "padded frame without length")
+    require(len(payload) > 0, ErrorCode.FRAME_SIZE_ERROR, "padded frame without length")
     padding = payload[0]
-    if padding >= len(payload):
-        raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
+    require(padding < len(payload), ErrorCode.PROTOCOL_ERROR, "padding longer than the frame")
     return payload[1 : len(payload) - padding]

@@ -1,4 +1,4 @@
-"""Header blocks: `hpack` behind a cache of whole blocks, and the few blocks that a gRPC server sends.
+"""Header blocks: `hpack` with a cache of whole blocks, and the few blocks that a gRPC server sends.
 
 Decoding even a short block costs ten times what the rest of a call does, and a client's calls
 repeat one block. A block may be cached only if reading it changed nothing in the table, and any
@@ -150,13 +150,7 @@ class HeaderReader:
 
 def request_problem(fields: Fields) -> tuple[str | None, int]:
     """Return why headers are no request (RFC 9113, section 8), and their content length or -1."""
-    names = [name for name, _ in fields if name.startswith(b":")]
-    pseudo = dict(fields[: len(names)])
-    if list(pseudo) != names or not _PSEUDO.issuperset(names):
-        return "pseudo header unknown, doubled or after others", -1
-    problem = _fields_problem(fields)
-    if problem is None and not (pseudo.get(b":path") and pseudo.keys() >= _NEEDED):
-        problem = "method, scheme or path missing"
+    problem = _pseudo_problem(fields) or _fields_problem(fields)
     lengths = {value for name, value in fields if name == b"content-length"}
     if problem is not None or not lengths:
         return problem, -1
@@ -164,6 +158,16 @@ def request_problem(fields: Fields) -> tuple[str | None, int]:
     if lengths or not value.isdigit() or len(value) > 18:
         return "content-length is not one number", -1
     return None, int(value)
+
+
+def _pseudo_problem(fields: Fields) -> str | None:
+    names = [name for name, _ in fields if name.startswith(b":")]
+    pseudo = dict(fields[: len(names)])
+    if list(pseudo) != names or not _PSEUDO.issuperset(names):
+        return "pseudo header unknown, doubled or after others"
+    if not pseudo.get(b":path") or not _NEEDED.issubset(pseudo):
+        return "method, scheme or path missing"
+    return None
 
 
 def trailers_problem(fields: Fields) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import attrs
 
 
@@ -20,7 +22,7 @@ class ServerLimits:
     """Bytes of incomplete requests and of answers that peers have not read; above it the connection
     that was silent longest is closed."""
     streams_server_max: int = 200_000
-    """Calls under way; above it new ones are refused. Each costs up to 1.6 KB beside its bytes."""
+    """Calls under way; above it new ones are refused. Each costs up to 1.6 KB and its bytes."""
     read_bytes_max: int = 64 << 10
     tick_s: float = 0.5
 
@@ -69,7 +71,7 @@ class ServerLimits:
 
     # -- time
     handshake_s: float = 10.0
-    first_call_s: float | None = None
+    first_call_s: float = math.inf
     """A connection without an accepted call for so long since it was set up is closed."""
     request_s: float = 120.0
     """A request that is not complete after so long is refused; pauses of reading do not count."""

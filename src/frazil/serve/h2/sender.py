@@ -142,7 +142,7 @@ class Sender:
         return not stream.is_stopped
 
     def finish(self, stream: Stream, code: int, text: bytes = b"") -> None:
-        """End the answer with a status, behind what is queued."""
+        """End the answer with a status, after the queued messages."""
         if stream.closed or stream.code is not None:
             return
         if not stream.begun:
@@ -216,8 +216,8 @@ class Sender:
             ConnectionFailure: It is larger than a window may be.
         """
         self.window += increment
-        if self.window > f.WINDOW_LARGEST:
-            raise f.ConnectionFailure(f.ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+        is_allowed = self.window <= f.WINDOW_LARGEST
+        f.require(is_allowed, f.ErrorCode.FLOW_CONTROL_ERROR, "window too large")
         self._mark_dirty()
 
     def widen_stream(self, stream: Stream, increment: int) -> bool:
@@ -237,8 +237,8 @@ class Sender:
         difference = size - self.stream_window
         self.stream_window = size
         for stream in self._table.open.values():
-            if not self.widen_stream(stream, difference):
-                raise f.ConnectionFailure(f.ErrorCode.FLOW_CONTROL_ERROR, "window too large")
+            is_allowed = self.widen_stream(stream, difference)
+            f.require(is_allowed, f.ErrorCode.FLOW_CONTROL_ERROR, "window too large")
 
     # -- inside ----------------------------------------------------------------------------------
 
