@@ -66,35 +66,42 @@ class Answering(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - names of the library
 
 
-def opened(port):
-    """Open a store whose server is at a port."""
+@contextlib.contextmanager
+def serving(handler, **facts):
+    """Yield a server that answers by a handler and has these attributes."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    vars(server).update(facts)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(60)
+
+
+def opened(port=None, **changes):
+    """Return a context of a store whose server is at a port; a None leaves a setting out."""
     overrides = {
-        "objects.store": "s3",
-        "objects.root": "bucket/root",
-        "objects.endpoint": f"http://127.0.0.1:{port}",
-        "objects.access_key": "any",
-        "objects.secret_key": "any",
-        "objects.allow_http": True,
+        "root": "bucket/root",
+        "endpoint": f"http://127.0.0.1:{port}",
+        "access_key": "any",
+        "secret_key": "any",
+        "allow_http": True,
+        **changes,
     }
-    return open_store(settings_of(overrides))
+    given = {f"objects.{name}": value for name, value in overrides.items() if value is not None}
+    return contextlib.closing(open_store(settings_of({"objects.store": "s3", **given})))
 
 
 @contextlib.contextmanager
 def answering(**answers):
     """Yield a store whose server gives these answers, and the list of what it was asked."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    server.answers = {method: list(given) for method, given in answers.items()}
-    server.asked = []
-    server.paths = []
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
-        with contextlib.closing(opened(server.server_port)) as store:
-            yield store, server.asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
+    answers = {method: list(given) for method, given in answers.items()}
+    own = {"answers": answers, "asked": [], "paths": []}
+    with serving(Answering, **own) as server, opened(server.server_port) as store:
+        yield store, server.asked
 
 
 def put(answer, **others):
@@ -176,8 +183,7 @@ def test_refusals_name_the_setting(answer, setting):
 
 def test_a_write_that_was_never_sent_is_not_unknown():
     """Where nobody listens nothing can have happened, and the endpoint is named."""
-    port = free_port()
-    with contextlib.closing(opened(port)) as store, pytest.raises(Unavailable) as caught:
+    with opened(free_port()) as store, pytest.raises(Unavailable) as caught:
         store.put("k", b"12345")
     assert "outcome" not in caught.value.details
     assert caught.value.details["setting"] == "objects.endpoint"
@@ -291,27 +297,11 @@ def test_credentials_of_the_machine_are_used(monkeypatch):
     for name in list(os.environ):
         if name.startswith("AWS_"):
             monkeypatch.delenv(name)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Machine)
-    server.signed = []
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    place = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", place)
-    settings = settings_of(
-        {
-            "objects.store": "s3",
-            "objects.root": "bucket",
-            "objects.endpoint": place,
-            "objects.allow_http": True,
-        }
-    )
-    try:
-        with contextlib.closing(open_store(settings)) as store:
+    with serving(Machine, signed=[]) as server:
+        port = server.server_port
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.1:{port}")
+        with opened(port, access_key=None, secret_key=None) as store:
             store.put("k", b"12345")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
     [(signature, token)] = server.signed
     assert "Credential=OF-THE-MACHINE/" in signature
     assert token == "its-token"
@@ -320,33 +310,14 @@ def test_credentials_of_the_machine_are_used(monkeypatch):
 @pytest.mark.parametrize("path_style", [True, False])
 def test_the_bucket_is_in_the_path_or_in_the_name(path_style, monkeypatch):
     """Path style asks host/bucket/key, the other style bucket.host/key."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    server.answers, server.asked, server.paths = {"PUT": [OK]}, [], []
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    # A proxy is asked for any name, so that none has to be known on this machine.
-    for name in ("http_proxy", "HTTP_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    settings = settings_of(
-        {
-            "objects.store": "s3",
-            "objects.root": "bucket/root",
-            "objects.endpoint": "http://store.invalid",
-            "objects.access_key": "any",
-            "objects.secret_key": "any",
-            "objects.allow_http": True,
-            "objects.path_style": path_style,
-        }
-    )
-    try:
-        with contextlib.closing(open_store(settings)) as store:
+    with serving(Answering, answers={"PUT": [OK]}, asked=[], paths=[]) as server:
+        # A proxy is asked for any name, so that none has to be known on this machine.
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{server.server_port}")
+        with opened(endpoint="http://store.invalid", path_style=path_style) as store:
             store.put("k", b"12345")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
     place = "store.invalid/bucket" if path_style else "bucket.store.invalid"
     assert server.paths == [f"http://{place}/root/k"]
 
@@ -371,27 +342,8 @@ class Receiving(Answering):
 
 def test_every_body_goes_with_its_hash():
     """The store can tell bytes that changed on their way, of one request and of each part (F21)."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiving)
-    server.hashes = []
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    settings = settings_of(
-        {
-            "objects.store": "s3",
-            "objects.root": "bucket",
-            "objects.endpoint": f"http://127.0.0.1:{server.server_port}",
-            "objects.access_key": "any",
-            "objects.secret_key": "any",
-            "objects.allow_http": True,
-        }
-    )
-    try:
-        with contextlib.closing(open_store(settings)) as store:
-            store.put("k", b"12345")
-            store.put_stream("l", [b"x" * (8 << 20), b"y"])
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
+    with serving(Receiving, hashes=[]) as server, opened(server.server_port) as store:
+        store.put("k", b"12345")
+        store.put_stream("l", [b"x" * (8 << 20), b"y"])
     assert len(server.hashes) == 3
     assert all(promised == arrived for promised, arrived in server.hashes)

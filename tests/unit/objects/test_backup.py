@@ -52,11 +52,6 @@ def store():
     return SimulatedStore(SimulatedClock())
 
 
-def test_a_backup_is_read_as_it_was_written():
-    """Journals, registered objects and numbers come back the same."""
-    assert decode_backup(encode_backup(backup())) == backup()
-
-
 def test_backups_of_format_1_are_read():
     """The bytes that the first version wrote are read by every later one."""
     assert decode_backup(GOLDEN.read_bytes()) == backup()
@@ -119,15 +114,6 @@ def test_the_one_before_a_damaged_one_counts(store):
     newest = newest_backup(store, BROKER)
     assert newest.backup.seq == 1
     assert set(newest.unreadable) == {key, foreign}
-
-
-def test_without_a_readable_backup_an_empty_one_counts(store):
-    """Damaged backups are named; the broker's objects are restored without any."""
-    assert newest_backup(store, BROKER).backup.topics == ()
-    key = backup_key(backup(), b"x")
-    store.put(key, b"x")
-    newest = newest_backup(store, BROKER)
-    assert (newest.key, newest.backup.checkpoint, list(newest.unreadable)) == ("", b"", [key])
 
 
 def test_a_backup_that_is_there_already_is_fine(store):

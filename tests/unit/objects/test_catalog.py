@@ -138,19 +138,6 @@ def test_an_owner_of_the_past_is_refused():
     assert world.reloaded().topics() == {}
 
 
-def test_an_intent_ends_with_its_registration():
-    """An intent is there until its object is registered, and survives a restart."""
-    world = World()
-    world.catalog.begin(TOPIC, intent(0, 10))
-    assert world.reloaded().topic(TOPIC).state.intent == intent(0, 10)
-    assert world.catalog.keys_in_use() == {key_of(0, 10)}
-    world.catalog.register(TOPIC, descriptor(0, 10))
-    assert world.catalog.topic(TOPIC).state.intent is None
-    assert world.reloaded().topic(TOPIC) == world.catalog.topic(TOPIC)
-    assert world.catalog.keys_in_use() == {key_of(0, 10)}
-    assert garbage(world.catalog) == []
-
-
 def test_the_object_of_an_older_intent_is_garbage():
     """A new intent makes the old one's key garbage, and an abandoned one, too."""
     world = World()
@@ -216,13 +203,3 @@ def test_expired_objects_are_garbage_and_start_moves():
     world.catalog.expire(TOPIC, 5000)
     world.catalog.register(TOPIC, descriptor(1000, 1001))
     assert world.reloaded().topic(TOPIC).start == 1000
-
-
-def test_a_dropped_topic_leaves_garbage_only():
-    """All rows of a deleted topic go, and its objects become garbage."""
-    world = World()
-    world.catalog.register(TOPIC, descriptor(0, 10))
-    world.catalog.begin(TOPIC, intent(10, 20))
-    world.catalog.drop(TOPIC)
-    assert world.reloaded().topics() == world.catalog.topics() == {}
-    assert garbage(world.reloaded()) == [key_of(0, 10), key_of(10, 20)]

@@ -83,13 +83,6 @@ def test_a_part_of_an_object_has_only_its_own_ranges():
     assert [(each.first, each.end) for each in chain.descriptors[0].ranges] == [(6, 8)]
 
 
-def test_nothing_gives_an_empty_chain():
-    """Without objects there is nothing, at offset 0."""
-    chain = chained([], start=7)
-    assert chain.descriptors == ()
-    assert (chain.start, chain.end) == (0, 0)
-
-
 @pytest.mark.parametrize("seed", range(200))
 def test_the_objects_of_owners_after_owners_are_found(seed):
     """Owners upload, retry and are replaced; late writes of former owners are never taken."""

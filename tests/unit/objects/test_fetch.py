@@ -149,30 +149,6 @@ def test_while_the_store_is_down_one_thread_tries_and_the_others_are_told(make):
     assert fetcher.get(span(2)) == bytes(range(20, 30))
 
 
-def test_a_damaged_span_is_fetched_anew_and_kept(make):
-    """What is fetched again replaces what was kept."""
-    store = Gated(bytes(100))
-    fetcher = make(store, ahead_bytes=100, threads=0)
-    assert fetcher.get(span(0)) == bytes(10)
-    store.data = bytes(range(100))
-    assert fetcher.get(span(0)) == bytes(10)
-    assert fetcher.again(span(0)) == bytes(range(10))
-    assert fetcher.get(span(0)) == bytes(range(10))
-
-
-def test_a_closed_fetcher_gives_nothing(make):
-    """After the end nothing is asked of the store any more."""
-    store = Gated(bytes(100))
-    fetcher = make(store, ahead_bytes=100, threads=1)
-    fetcher.get(span(0))
-    fetcher.close()
-    fetcher.ahead([span(1)])
-    with pytest.raises(Closed):
-        fetcher.get(span(0))
-    assert fetcher.cache_bytes == 0
-    assert len(store.asked) == 1
-
-
 def test_closing_does_not_wait_for_a_store_that_hangs(make):
     """Requests under way end by themselves; a reader of one that never began gets an error."""
     store = Gated(bytes(range(100)), is_open=False)

@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 
-from frazil.errors import CorruptionError, NotFound
 from frazil.log import SpecialRange
 from frazil.log import format as fmt
 from frazil.objects import format as objects
@@ -141,36 +140,3 @@ def test_nothing_beyond_durable_is_given(world):
     assert built(world, 4)[1].end == 1
     world.log.plain(1, b"synced again")
     assert built(world, 4)[1].end == 2
-
-
-def test_freed_frames_are_not_found(world):
-    """An offset that the log has let go is not found, with the first one that it has."""
-    world.log.plain(1, b"old")
-    world.log.journal.rotate()
-    world.log.journal.seal_one()
-    world.log.plain(1, b"new")
-    world.log.free(2)
-    with pytest.raises(NotFound) as caught:
-        world.frames.frames(1, offset=0, end=2)
-    assert caught.value.details["offset_first"] == world.log.topic(1).start > 0
-    with pytest.raises(NotFound):
-        world.frames.available(9)
-
-
-@pytest.mark.parametrize("read_bytes", [64, 1 << 20])
-def test_an_object_ends_before_damage_and_none_begins_with_it(world, read_bytes, monkeypatch):
-    """A flipped bit is found, and the error names the offsets."""
-    monkeypatch.setattr(module, "READ_BYTES", read_bytes)
-    for number in range(5):
-        world.log.plain(1, b"%d" % number * 100)
-    files = {path: world.disk.read_bytes(path) for path in world.disk.paths()}
-    frame = next(f for f in walk_frames(files)[0] if _is_data(f, 1) and f.offset == 3)
-
-    def flip(data):
-        data[frame.end - 9] ^= 1
-
-    world.disk.corrupt(frame.path, flip)
-    assert built(world, 1)[1].end == 3
-    with pytest.raises(CorruptionError) as caught:
-        built(world, 1, 3)
-    assert (caught.value.details["offset_first"], caught.value.details["offset_next"]) == (3, 4)

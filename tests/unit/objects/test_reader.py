@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from frazil.errors import CorruptionError, NotFound, Unavailable
@@ -51,13 +49,6 @@ def test_nothing_lies_outside_the_range(scene):
     with pytest.raises(NotFound, match="offset_first=100"):
         scene.source.read(TOPIC, offset=99, bytes_max=1)
     assert scene.source.range(99).end == 0
-
-
-def test_times_of_records_are_kept(scene):
-    """A batch has the times at which its records were appended."""
-    scene.add([3, 2])
-    batches = scene.source.read(TOPIC, offset=0, bytes_max=1 << 20).batches
-    assert [time for batch in batches for _n, time in batch.times] == [time_of(0), time_of(3)]
 
 
 def test_a_seek_asks_once_and_for_one_interval(scene):
@@ -189,23 +180,6 @@ def test_a_frame_of_other_records_is_damage(scene):
         assert damage(caught)[0] <= 12 < damage(caught)[1]
 
 
-def test_a_missing_object_is_an_alarm_and_is_not_skipped(scene, caplog):
-    """A registered object that is gone is reported with its range, and told once as an event."""
-    scene.add([4] * 4)
-    gone = scene.add([4] * 4)
-    scene.add([4] * 4)
-    scene.store.remove(gone.key)
-    caplog.set_level(logging.WARNING, logger="frazil")
-    assert scene.offsets(0, end=16) == list(range(16))
-    for _ in range(2):
-        with pytest.raises(CorruptionError, match="missing") as caught:
-            scene.source.read(TOPIC, offset=16, bytes_max=1)
-        assert damage(caught) == (16, 32)
-    assert [record.getMessage() for record in caplog.records] == ["object_missing"]
-    assert [each["event"] for each in scene.source.unreadable()] == ["object_missing"]
-    assert scene.offsets(32) == list(range(32, 48))
-
-
 def test_a_truncated_object_gives_what_it_has(scene):
     """An object that was cut short gives its first intervals; the rest is reported."""
     descriptor = scene.add([4] * 40, index_bytes=4 * FRAME_BYTES)
@@ -224,18 +198,6 @@ def test_a_stale_miss_is_no_alarm(scene):
     scene.store.fail("get", "missing")
     assert scene.offsets(0) == list(range(16))
     assert scene.source.unreadable() == []
-
-
-@pytest.mark.parametrize("kind", ["throttled", "stall", "short"])
-def test_a_store_that_is_down_says_when_to_try_again(scene, kind):
-    """Trouble that may pass is unavailable, with the time to wait; then reading goes on."""
-    scene.add([4] * 4)
-    scene.store.fail("get", kind)
-    with pytest.raises(Unavailable) as caught:
-        scene.source.read(TOPIC, offset=0, bytes_max=1)
-    assert caught.value.details["retry_after_ms"] > 0
-    scene.store.heal()
-    assert scene.offsets(0) == list(range(16))
 
 
 def test_a_gap_is_told_though_the_store_is_down(scene):
@@ -263,15 +225,3 @@ def test_an_object_expired_while_it_is_read_is_not_found(scene):
     scene.store.on_step = expire
     with pytest.raises(NotFound, match="offset_first=16"):
         scene.source.read(TOPIC, offset=3, bytes_max=1)
-
-
-def test_pins_name_the_lowest_offset_that_is_needed(scene):
-    """The lowest open reader of a topic holds its objects; closing twice is fine."""
-    first, second = scene.source.pin(TOPIC, offset=9), scene.source.pin(TOPIC, offset=5)
-    scene.source.pin(8, offset=1)
-    assert scene.source.pinned(TOPIC) == 5
-    second.advance(20)
-    assert scene.source.pinned(TOPIC) == 9
-    for pin in (first, first, second):
-        pin.close()
-    assert scene.source.pinned(TOPIC) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.log import JournalState, Sent, encode_checkpoint
+from frazil.log import JournalState, encode_checkpoint
 from frazil.log import format as fmt
 from frazil.model import TopicSpec
 from frazil.objects.backup import Backup
@@ -12,7 +12,6 @@ from frazil.objects.descriptor import descriptor_of
 from frazil.objects.format import Footer
 from frazil.objects.restore_find import FoundObjects
 from frazil.objects.restore_plan import plan_restore, take_runs
-from frazil.topic import StateTag
 
 BROKER = bytes(range(16))
 MARGIN = 1000
@@ -64,21 +63,6 @@ def state_with(*specs, following=0):
     return state
 
 
-def test_the_next_offset_is_above_all_known_ones():
-    """The next offset is above those of objects and backup, by the margin."""
-    spec = spec_of(1, "a")
-    state = state_with(spec, following=80)
-    found = FoundObjects()
-    add_object(found, footer_of(spec, 0, 50), named=True)
-    plan = planned(backup_of(state), found)
-    topic = plan.state.topics[1]
-    assert (topic.start, topic.next) == (50, 50)
-    assert topic.holds["objects"] == 50
-    (told,) = plan.topics
-    assert (told.head_known, told.unsaved, told.local_from) == (80, 30, None)
-    assert told.next_offset == 80 + MARGIN
-
-
 @pytest.mark.parametrize(
     ("fields", "holds", "local_from"),
     [
@@ -103,19 +87,6 @@ def test_only_what_must_lie_on_the_machine_is_fetched(fields, holds, local_from)
     assert told.local_from == 0
 
 
-def test_windows_end_with_what_objects_have():
-    """Batches beyond the objects are forgotten: their repeats must be written."""
-    spec = spec_of(1, "a")
-    state = state_with(spec, following=9)
-    producer = state.add_producer(7, topic=1, name="p", epoch=2)
-    producer.window.extend(Sent(n, 3, n * 3, n, 1) for n in range(3))
-    found = FoundObjects()
-    add_object(found, footer_of(spec, 0, 6), named=True)
-    restored = planned(backup_of(state), found).state.producers[7]
-    assert [sent.offset for sent in restored.window] == [0, 3]
-    assert restored.epoch == 2
-
-
 def head_at(offset, *, lsn=9):
     """Return a frame's head at an offset."""
     fields = dict.fromkeys(fmt.FrameHead._fields, 0)
@@ -132,22 +103,6 @@ def test_runs_are_taken_once_and_never_backwards():
     take_runs(state, head_at(4), [fmt.Run(7, 2, 0, 1)])
     take_runs(state, head_at(5), [fmt.Run(7, 1, 9, 1), fmt.Run(8, 1, 0, 1)])
     assert (producer.epoch, [sent.offset for sent in producer.window]) == (2, [4])
-
-
-def test_newer_definitions_come_from_footers():
-    """A footer's later version of a topic, its columns and its producers are taken."""
-    old = spec_of(1, "a", kind="table", version=1)
-    new = spec_of(1, "a", kind="table", version=3, retention_us=5)
-    state = state_with(old, following=5)
-    state.topics[1].schemas[1] = b"one"
-    found = FoundObjects()
-    part = footer_of(new, 0, 9, schemas={1: b"one", 2: b"two"}, producers={4: "p"})
-    add_object(found, part)
-    restored = planned(backup_of(state), found).state
-    assert restored.topics[1].spec == new
-    assert restored.topics[1].schemas == {1: b"one", 2: b"two"}
-    assert restored.topics[1].schema_version == 2
-    assert restored.producers[4].name == "p"
 
 
 def test_objects_of_another_topic_with_the_same_number_are_left_out():
@@ -175,12 +130,3 @@ def test_parts_without_their_parent_get_one():
     assert (topics[10].spec.name, topics[10].spec.partitions) == ("/default/p", 3)
     assert topics[12].spec.part_index == 1
     assert any("at least 3 parts" in warning for warning in plan.warnings)
-
-
-def test_the_epoch_grows_over_all_that_was_seen():
-    """The next owner takes an epoch above every object's and every backup's."""
-    found = FoundObjects(epoch_last=3)
-    spec = spec_of(1, "a")
-    add_object(found, footer_of(spec, 0, 4, epoch=9))
-    values = planned(backup_of(state_with(spec), epoch=5), found).state.values
-    assert values[StateTag.EPOCH, "broker"] == b"9"

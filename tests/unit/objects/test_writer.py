@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.errors import CorruptionError, Unavailable
+from frazil.errors import Unavailable
 from frazil.log import format as fmt
-from frazil.objects import format as objects
 from frazil.objects import writer as module
 from frazil.objects.store import PIECE_BYTES_MAX
 from frazil.objects.writer import RETRY_DELAY_MAX_S
 from tests.crash.reference_log import walk_frames
-from tests.support.simulated_fs import SimulatedCrash
-from tests.unit.objects.objects_world import BROKER, ObjectsWorld, footer_of
+from tests.unit.objects.objects_world import ObjectsWorld
 
 
 @pytest.fixture
@@ -57,47 +55,6 @@ def test_a_topic_is_uploaded_object_by_object(world):
     assert world.uploader.objects_uploaded == len(picture.descriptors) == len(world.store.written)
     assert world.catalog.topic(1).state.intent is None
     assert world.uploader.troubles == {}
-
-
-def test_an_object_describes_itself(world):
-    """Footer, key and descriptor agree, and name no topic by its name in the key."""
-    fill(world, 10)
-    world.uploader.cycle(1)
-    (descriptor,) = world.catalog.topic(1).descriptors
-    data = world.store.objects[descriptor.key].data
-    found = footer_of(data)
-    assert (found.broker, found.epoch, found.topic) == (BROKER, 1, 1)
-    assert found.spec == world.log.topic(1).spec
-    assert set(found.producers.values()) == {"maker"}
-    assert (found.first, found.end, found.records, found.frames) == (0, 10, 10, 10)
-    assert found.index == descriptor.index
-    parts = objects.parse_key(descriptor.key)
-    assert (parts.broker, parts.topic, parts.uid) == (BROKER, 1, found.uid)
-    assert (parts.first, parts.epoch) == (0, 1)
-    assert "orders" not in descriptor.key
-    for entry in descriptor.entries():
-        assert fmt.read_head(data, entry.position).offset == entry.offset
-
-
-@pytest.mark.parametrize("step", ["begun", "verified", "registered"])
-def test_a_crash_at_any_step_is_made_good(world, step):
-    """The next life goes on, and what was verified before the crash is not written again."""
-    published = fill(world, 10)
-
-    def crash(name):
-        if name == step:
-            raise SimulatedCrash(name)
-
-    world.uploader._on_step = crash
-    with pytest.raises(SimulatedCrash):
-        world.uploader.cycle(1)
-    written = len(world.store.written)
-    world.start()
-    upload_all(world)
-    assert world.records(1) == published
-    assert len(world.store.written) == 1
-    assert world.uploader.objects_adopted == (step == "verified")
-    assert written == (step in ("verified", "registered"))
 
 
 def test_an_intent_whose_object_is_cut_short_is_written_anew(world):
@@ -157,18 +114,6 @@ def test_trouble_waits_longer_each_time_and_passes(world):
     assert world.uploader.cycle(1)
     assert world.uploader.troubles == {}
     assert world.records(1) == published
-
-
-def test_what_lies_before_damage_is_uploaded(world):
-    """Uploads go up to a damaged frame, then the topic says what is lost and waits."""
-    published = fill(world, 10)
-    found = data_frames(world)
-    world.disk.corrupt(found[6].path, lambda data: flip(data, found[6].end - 9))
-    upload_all(world)
-    assert world.records(1) == {offset: published[offset] for offset in range(6)}
-    trouble = world.uploader.troubles[1]
-    assert isinstance(trouble.error, CorruptionError)
-    assert trouble.error.details["offset_first"] == 6
 
 
 @pytest.mark.parametrize("piece_bytes", [300, PIECE_BYTES_MAX])

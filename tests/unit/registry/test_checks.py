@@ -120,8 +120,9 @@ def test_what_may_wait_is_bounded(tmp_path, monkeypatch, limit, value):
         answers = []
         for _ in range(3):
             checks.check(TOPIC, record(b"1234567890"), answers.append)
-        with pytest.raises(Overloaded, match="slow down"):
+        with pytest.raises(Overloaded, match="slow down") as caught:
             checks.check(TOPIC, record(b"1"), answers.append)
+        assert caught.value.details == {"retry_after_ms": 100}, "no number of the server"
         await until(lambda: len(answers) == 3)
         assert answers == [None, None, None]
         checks.check(TOPIC, record(b"1"), answers.append)
@@ -229,18 +230,5 @@ def test_records_that_wait_are_refused_by_the_close(tmp_path):
         await until(lambda: len(answers) == 101)
         assert type(answers[100][1]) is Unavailable
         assert checks.stats()["waiting_bytes"] == 0
-
-    run(tmp_path, scene)
-
-
-def test_no_number_of_the_server_is_told(tmp_path, monkeypatch):
-    """Who is to slow down does not learn how much of others waits."""
-    monkeypatch.setattr(checks_module, "TOPIC_RECORDS_MAX", 1)
-
-    async def scene(checks, store):
-        checks.check(TOPIC, record(b"1"), lambda _: None)
-        with pytest.raises(Overloaded) as caught:
-            checks.check(TOPIC, record(b"1"), lambda _: None)
-        assert caught.value.details == {"retry_after_ms": 100}
 
     run(tmp_path, scene)

@@ -8,7 +8,7 @@ import pytest
 from frazil.errors import CorruptionError, InvalidRequest
 from frazil.registry import Registry, entries
 from frazil.registry.entries import IdsEntry, SubjectEntry, VersionEntry
-from tests.unit.registry.registering import plan, register, states_of
+from tests.unit.registry.registering import register
 
 
 def filled():
@@ -21,54 +21,6 @@ def filled():
     registry.commit(registry.delete_version("gone", 1))
     registry.commit(registry.configure_topic("/default/t:x", "a", "enforce", check_payload=True))
     return registry
-
-
-def test_entries_rebuild_the_registry_in_any_order():
-    """Forwards, backwards and twice, the same entries make an equal registry."""
-    registry = filled()
-    found = list(states_of(registry))
-    for order in (found, found[::-1], found + found):
-        copy = Registry()
-        for key, value in order:
-            copy.apply(key, value)
-        assert copy == registry
-    assert registry != Registry()
-
-
-def test_an_id_is_not_given_again_after_a_rebuild():
-    """The id of a deleted subject is not used again."""
-    copy = Registry()
-    for key, value in states_of(filled()):
-        copy.apply(key, value)
-    again = register(copy, "gone")
-    assert again.schema_id == 4
-
-
-def test_the_written_entries_alone_keep_a_lost_id():
-    """Folded by key, what a deletion wrote is enough to never give its id again."""
-    registry, folded = Registry(), {}
-    registered = plan(registry, "a")
-    folded.update(registered.changes)
-    registry.commit(registered)
-    deleted = registry.delete_version("a", 1)
-    folded.update(deleted.changes)
-    registry.commit(deleted)
-    copy = Registry()
-    for key, value in folded.items():
-        if value is not None:
-            copy.apply(key, value)
-    assert copy == registry
-    assert register(copy, "a").schema_id == 2
-
-
-def test_a_crash_between_two_entries_leaves_a_registry_that_goes_on():
-    """A subject whose version was not written is not seen, and its id is used by the next call."""
-    planned = plan(Registry(), "a")
-    assert [change.key for change in planned.changes] == ["subject:a", "version:1:a"]
-    survivor = Registry()
-    survivor.apply(*planned.changes[0])
-    assert survivor.subjects() == []
-    assert register(survivor, "a").schema_id == 1
 
 
 def test_a_key_is_taken_apart_as_it_was_made():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from frazil.errors import Conflict, InvalidRequest, NotFound, Overloaded, codes_of
+from frazil.errors import InvalidRequest, NotFound, Overloaded, codes_of
 from frazil.registry import IncompatibleSchema, NewSchema, Registered, Registry
 from tests.unit.registry.registering import plan
 from tests.unit.registry.registering import register as register_any
@@ -24,17 +24,6 @@ def register(registry, subject, definition=OLD, kind="avro", **more):
     return register_any(registry, subject, definition, kind, now=7, **more)
 
 
-def test_ids_are_per_subject_and_versions_count_from_one(registry):
-    """All versions of a subject have one id above 0, another subject has the next."""
-    first = register(registry, "a", OLD)
-    second = register(registry, "a", NEW)
-    other = register(registry, "b", OLD)
-    assert (first.schema_id, first.version, first.is_new_version) == (1, 1, True)
-    assert (second.schema_id, second.version, second.is_new_version) == (1, 2, True)
-    assert (other.schema_id, other.version) == (2, 1)
-    assert first.fingerprint == other.fingerprint != second.fingerprint
-
-
 def test_the_same_definition_is_the_version_it_was(registry):
     """Registering it again writes nothing; the same text of another type is another version."""
     first = register(registry, "a", OLD)
@@ -43,16 +32,6 @@ def test_the_same_definition_is_the_version_it_was(registry):
     assert register(registry, "a", OLD, "json").is_new_version
     registry.commit(registry.delete_version("a", 3))
     assert registry.latest_schema("a").version == 2
-
-
-def test_a_plan_changes_nothing_until_it_is_committed(registry):
-    """What is not durable is not visible."""
-    planned = plan(registry, "a", OLD, "avro")
-    assert registry.subjects() == []
-    with pytest.raises(NotFound):
-        registry.latest_schema("a")
-    registry.commit(planned)
-    assert [each.subject.name for each in registry.subjects()] == ["a"]
 
 
 def test_an_incompatible_version_is_refused_with_its_reasons(registry):
@@ -123,40 +102,6 @@ def test_versions_and_subjects_are_listed(registry):
     assert (one.subject.name, one.version, one.entry.tags) == ("a", 2, ("new",))
     assert (two.subject.name, two.entry.type, two.subject.mode) == ("b", "number", "backward")
     assert [one.subject.schema_id, two.subject.schema_id] == [2, 1]
-
-
-def test_a_deleted_version_is_gone_and_its_number_with_it(registry):
-    """The next version has the next number, also when the latest was deleted."""
-    register(registry, "a", OLD)
-    register(registry, "a", NEW)
-    assert registry.commit(registry.delete_version("a", 2)) == "Deleted version 2 for subject a"
-    assert registry.latest_schema("a").version == 1
-    assert register(registry, "a", NEW).version == 3
-    with pytest.raises(NotFound, match="Version 2 not found for subject: a"):
-        registry.delete_version("a", 2)
-
-
-def test_the_last_version_takes_the_subject_but_not_its_id(registry):
-    """The subject is gone; one of the same name is another, with an id that none had."""
-    register(registry, "a", OLD)
-    registry.commit(registry.delete_version("a", 1))
-    assert registry.subjects() == []
-    with pytest.raises(NotFound):
-        registry.schema(1)
-    again = register(registry, "a", b"q")
-    assert (again.schema_id, again.version) == (2, 1)
-
-
-def test_a_subject_in_use_keeps_its_last_version(registry):
-    """A topic's subject cannot be taken away under it."""
-    register(registry, "a", OLD)
-    registry.commit(registry.configure_topic("/default/t", "a", "", check_payload=False))
-    with pytest.raises(Conflict, match="topic /default/t uses it"):
-        registry.delete_version("a", 1)
-    registry.commit(registry.forget_topic("/default/t"))
-    registry.commit(registry.delete_version("a", 1))
-    assert registry.subjects() == []
-    assert registry.forget_topic("/default/t").changes == ()
 
 
 WRONG = [

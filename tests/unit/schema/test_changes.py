@@ -151,21 +151,6 @@ def test_a_key_is_checked_like_a_cell(key):
         changes().key_of(key)
 
 
-def test_equal_decimals_are_one_key():
-    """1.5 and 1.50 are the same key, in any form."""
-    codec = changes({"d": "decimal(9,2)", "v": "int"}, ["d"])
-    assert codec.key_of(Decimal("1.5")) == codec.key_of(Decimal("1.50"))
-
-
-def test_prepare_takes_all_four_operations():
-    """It is what a reader of foreign events calls."""
-    codec = changes()
-    assert codec.prepare(OP_INSERT, None, ROW).op == OP_INSERT
-    assert codec.prepare(OP_UPSERT, None, ROW).op == OP_UPSERT
-    assert codec.prepare(OP_UPDATE, 7, {"score": 1.0}).present is not None
-    assert codec.prepare(OP_DELETE, {"id": 7}, {}).key == 7
-
-
 def test_a_change_above_the_limit_is_refused():
     """The limit of rows holds for partial changes and whole ones."""
     codec = changes(limits=IngestLimits(message_bytes_max=100))
@@ -176,16 +161,6 @@ def test_a_change_above_the_limit_is_refused():
 
 
 # -- building on the row that is there -------------------------------------------------------------
-
-
-def test_merging_sets_the_named_columns_alone():
-    """The result is a whole row of operation update, packed as such."""
-    codec = changes()
-    base = codec.prepare_row(ROW, OP_UPSERT)
-    change = merged(codec.prepare_update(7, {"score": None, "name": "x"}), base.values, codec)
-    assert (change.op, change.present) == (OP_UPDATE, None)
-    assert change.values == (7, "x", None, ROW["at"], ROW["price"])
-    assert msgspec.msgpack.decode(change.packed)[:3] == [7, "x", None]
 
 
 def test_a_move_is_a_delete_and_an_insert():

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import InvalidRequest
-from frazil.schema.columns import column_id, declare_schema, ids_of, last_id, schema_with
+from frazil.schema.columns import declare_schema, schema_with
 from frazil.schema.evolution import (
     AddColumn,
     DropColumn,
@@ -43,21 +43,6 @@ def test_an_old_batch_reads_under_every_change():
         "n": [None, None, None],
     }
     assert found.column(0).buffers()[1].address == BATCH.column(0).buffers()[1].address
-
-
-def test_a_dropped_name_added_again_does_not_inherit_values():
-    """A new column under an old name has a new id, so old batches are null in it."""
-    wanted = evolve(SCHEMA, [DropColumn("b"), AddColumn("b", "string")])
-    assert ids_of(wanted)["b"] == last_id(SCHEMA) + 1
-    assert plan_read(SCHEMA, wanted)(BATCH).column("b").null_count == 3
-
-
-def test_the_id_of_a_dropped_last_column_is_not_used_again():
-    """Ids grow even when the column with the highest one is gone."""
-    dropped = evolve(evolve(SCHEMA, [AddColumn("z", "int")]), [DropColumn("z")])
-    again = evolve(dropped, [AddColumn("z", "list<int>")])
-    assert ids_of(again)["z"] == 6
-    assert last_id(again) == 7
 
 
 def test_identical_schemas_give_the_batch_itself():
@@ -162,9 +147,3 @@ def test_nested_fields_are_matched_by_id(first, count):
         {"m": rows[2]["m"], "s": {"q": None, "z": None}, "l": [None, {"yy": "w", "x": None}]},
     ]
     assert found.to_pylist() == expected[first : first + count]
-
-
-def test_ids_stay_with_their_columns():
-    """No change alters the id of a column that stays."""
-    wanted = evolve(SCHEMA, [RenameColumn("b", "bb"), WidenColumn("a", "long"), DropColumn("f")])
-    assert [column_id(field) for field in wanted] == [1, 2, 3]

@@ -17,7 +17,6 @@ from frazil.schema.messages import (
     Message,
     check_message,
     message_batch,
-    pack_messages,
     payload_batch,
     unpack_messages,
 )
@@ -100,14 +99,6 @@ def test_a_message_beyond_a_limit_is_refused(message):
     assert str(caught.value).isprintable()
 
 
-def test_messages_survive_packing():
-    """Packed messages unpack equal, and one with a payload alone costs few bytes more."""
-    messages = [FULL, Message(b"x"), Message(b"", attributes={}), Message(b"y", schema_version=0)]
-    assert unpack_messages(memoryview(pack_messages(messages))) == messages
-    assert len(pack_messages([Message(b"x" * 100)])) <= 112
-    assert unpack_messages(pack_messages([])) == []
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", b"\x91\x90", b"\x91\x91\x01", b"\x91\x92\xc4\x00\x05"]
 )
@@ -115,28 +106,6 @@ def test_damaged_packed_messages_are_reported(data):
     """Bytes that are no messages are corruption, not a crash."""
     with pytest.raises(CorruptionError):
         unpack_messages(data)
-
-
-def test_a_batch_holds_every_field():
-    """A batch has the message's fields, and the given time where the message has none."""
-    batch = message_batch([FULL, Message(b"x")], 7)
-    batch.validate(full=True)
-    assert batch.schema.equals(MESSAGE_SCHEMA, check_metadata=True)
-    full, bare = batch.to_pylist()
-    assert full == {
-        "payload": b"p",
-        "key": "key",
-        "attributes": [("a", "b")],
-        "publish_time": _time(NOW),
-        "producer_name": "producer",
-        "producer_id": 2**64 - 1,
-        "schema_id": 5,
-        "schema_version": 2**32 - 1,
-    }
-    assert bare.pop("payload") == b"x"
-    assert bare.pop("publish_time") == _time(7)
-    assert set(bare.values()) == {None}
-    assert message_batch([], 7).num_rows == 0
 
 
 def _one_by_one(messages, time_us):

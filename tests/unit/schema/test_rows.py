@@ -119,14 +119,6 @@ def test_a_fitting_value_reaches_arrow_unchanged(data_type, value, taken):
     assert type(stored) is type(taken)
 
 
-def test_nan_survives_both_forms():
-    """NaN is a legal float and is NaN again after packing and in Arrow."""
-    encoder = RowEncoder(declare_schema({"c": "double"}))
-    row = encoder.values({"c": math.nan})
-    assert math.isnan(encoder.unpack_rows(join_packed([encoder.pack(row)]))[0][0])
-    assert math.isnan(encoder.batch([row]).to_pydict()["c"][0])
-
-
 @pytest.mark.parametrize(
     ("data_type", "value"),
     [
@@ -254,38 +246,6 @@ def test_rows_packed_one_by_one_equal_rows_packed_together(count):
     data = join_packed([encoder.pack(row) for row in rows])
     assert data == msgspec.msgpack.encode(rows)
     assert encoder.unpack_rows(memoryview(data)) == rows
-
-
-def test_encode_gives_values_and_their_packed_form():
-    """The pair equals what the two separate calls return."""
-    encoder = RowEncoder(FIVE)
-    assert encoder.encode(ROW) == (encoder.values(ROW), encoder.pack(VALUES))
-
-
-def test_every_scalar_survives_packing():
-    """Timestamps, dates, times and decimals unpack to equal values."""
-    types = {
-        "a": "timestamptz",
-        "b": "timestamp",
-        "c": "date",
-        "d": "time",
-        "e": "decimal(10,2)",
-        "f": "fixed[1]",
-    }
-    encoder = RowEncoder(declare_schema(types))
-    moment = NOON.replace(microsecond=123456)
-    values = (
-        moment,
-        moment.replace(tzinfo=None),
-        NOON.date(),
-        dt.time(1, 2, 3, 4),
-        Decimal("1.50"),
-        b"x",
-    )
-    row = encoder.values(dict(zip(types, values, strict=True)))
-    unpacked = encoder.unpack_rows(join_packed([encoder.pack(row)]))
-    assert unpacked == [values]
-    assert tuple(encoder.batch(unpacked).to_pylist()[0].values()) == values
 
 
 def test_nested_columns_are_not_packable():
