@@ -194,7 +194,15 @@ class DrivenLog:
     def arrow(self, topic, batch):
         state = self.topic(topic)
         payload = arrow_payload(batch, OPTIONS)
-        entry = (state, state.codec.arrow, payload, batch.num_rows, payload.size, None, None)
+        entry = (
+            state,
+            state.codec.columns.arrow,
+            payload,
+            batch.num_rows,
+            payload.size,
+            None,
+            None,
+        )
         return self.commit(entry)[0]
 
     def free(self, first):

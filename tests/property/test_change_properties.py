@@ -110,7 +110,7 @@ def test_changes_come_back_under_any_later_schema(operations, steps, rows_arrow_
         batches.append(now.decode_small([frame]))
     for batch in batches:
         batch.validate(full=True)
-        assert batch.schema.equals(now.batch_schema, check_metadata=True)
+        assert batch.schema.equals(now.columns.keyed.schema, check_metadata=True)
         assert [read_by_id(batch.schema, row) for row in batch.to_pylist()] == expected
 
 
@@ -122,10 +122,10 @@ def test_upgrading_before_writing_equals_reading_after(operations, steps):
     bulk = codec.columns.keyed.arrow
     old = codec.columns.keyed.changes
     rows = [
-        dict(zip(codec.batch_schema.names, (*c.values, c.op, c.present), strict=True))
+        dict(zip(codec.columns.keyed.schema.names, (*c.values, c.op, c.present), strict=True))
         for c in changes
     ]
-    payload = bulk.payload(pa.RecordBatch.from_pylist(rows, schema=codec.batch_schema))
+    payload = bulk.payload(pa.RecordBatch.from_pylist(rows, schema=codec.columns.keyed.schema))
     frame = frame_of_changes(codec, changes)
     use(codec, 2, evolved(schema, steps))
     expected = codec.decode(frame)

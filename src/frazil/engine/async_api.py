@@ -31,7 +31,7 @@ from frazil.topic import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -247,14 +247,13 @@ class AsyncStream:
 class _AsyncHandle:
     """What the handles of plain and of partitioned topics share; see `Topic` for each call."""
 
-    plain: Any
+    plain: Topic | PartitionedTopic
     runtimes: list[TopicRuntime]
 
     @property
     def name(self) -> str:
         """Return the full name, `/namespace/name`."""
-        name: str = self.plain.name
-        return name
+        return self.plain.name
 
     @property
     def schema(self) -> pa.Schema:
@@ -283,20 +282,18 @@ class _AsyncHandle:
     @_as(Topic.changes)
     async def changes(self, *args: Any, **options: Any) -> AsyncIterator[dict[str, Any]]:
         """Yield the change feed up to the head as it is now; see `Topic.changes`."""
-        feed: Iterator[dict[str, Any]] = self.plain.changes(*args, **options)
+        feed = self.plain.changes(*args, **options)
         while some := await asyncio.to_thread(lambda: list(islice(feed, FEED_CHANGES))):
             for change in some:
                 yield change
 
     def describe(self) -> dict[str, Any]:
         """Return everything that is known about the topic, ready for JSON."""
-        facts: dict[str, Any] = self.plain.describe()
-        return facts
+        return self.plain.describe()
 
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes and watermarks of the topic."""
-        facts: dict[str, Any] = self.plain.stats()
-        return facts
+        return self.plain.stats()
 
 
 class AsyncTopic(_AsyncHandle):
@@ -376,6 +373,8 @@ class AsyncTopic(_AsyncHandle):
 class AsyncPartitionedTopic(_AsyncHandle):
     """A partitioned topic for asyncio; see `PartitionedTopic`."""
 
+    plain: PartitionedTopic
+
     def __init__(self, topic: PartitionedTopic) -> None:
         self.plain = topic
         self.parts = [AsyncTopic(part) for part in topic.parts]
@@ -454,8 +453,7 @@ class AsyncEngine:
             topic = self.engine.topic(name)
         except NotFound:
             topic = await asyncio.to_thread(self.engine.topic_for, name, record, options)
-        ack: Ack = await _wrapped(topic).append(record, **options)
-        return ack
+        return await _wrapped(topic).append(record, **options)
 
     @_as(Engine.query)
     async def query(self, sql: str, params: Any = None, **options: Any) -> Result:
@@ -524,14 +522,12 @@ def _drop_result(working: asyncio.Future[Result]) -> None:
 class _Opening:
     """The result of `open_async`: await it, or use it with `async with`."""
 
-    def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        self._arguments = arguments
-        self._options = options
+    def __init__(self, opened: Callable[[], Engine]) -> None:
+        self._opened = opened
         self._engine: AsyncEngine | None = None
 
     async def _open(self) -> AsyncEngine:
-        engine = await asyncio.to_thread(open_engine, *self._arguments, **self._options)
-        self._engine = AsyncEngine(engine)
+        self._engine = AsyncEngine(await asyncio.to_thread(self._opened))
         return self._engine
 
     def __await__(self) -> Any:
@@ -547,4 +543,4 @@ class _Opening:
 
 def open_async(path: Any = None, **options: Any) -> _Opening:
     """Open a data directory for asyncio; `await` it or use `async with`. See `open`."""
-    return _Opening((path,), options)
+    return _Opening(functools.partial(open_engine, path, **options))

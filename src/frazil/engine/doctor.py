@@ -260,11 +260,8 @@ def _check_quarantine(report: Report, file_system: FileSystem, paths: DataDirect
 
 def _reason(file_system: FileSystem, path: str) -> Any:
     try:
-        file = file_system.open(path, "read")
-        try:
+        with contextlib.closing(file_system.open(path, "read")) as file:
             return json.loads(file.read_at(0, REASON_BYTES_MAX))
-        finally:
-            file.close()
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -357,12 +354,10 @@ def _metadata_state(path: str, report: Report) -> tuple[str, str, int]:
             )
             with contextlib.closing(store):
                 return _compared(store, report)
-        except (CorruptionError, OSError, FrazilError) as error:
-            return (
-                ("damaged" if isinstance(error, CorruptionError) else "unreadable"),
-                str(error),
-                0,
-            )
+        except CorruptionError as error:
+            return "damaged", str(error), 0
+        except (OSError, FrazilError) as error:
+            return "unreadable", str(error), 0
 
 
 def _compared(store: MetadataStore, report: Report) -> tuple[str, str, int]:
@@ -373,12 +368,12 @@ def _compared(store: MetadataStore, report: Report) -> tuple[str, str, int]:
     journal = report.journal or JournalFacts("")
     # A journal without segments has no id.
     applied = (store.applied_lsn(journal.journal_id) or 0) if journal.journal_id else 0
-    lost = []
-    for topic_id, end in ends.items():
-        head = int(journal.topics.get(topic_id, {}).get("next", 0))
-        if end > head and not journal.error:
-            name = known[topic_id][0].name
-            lost.append(LostRange(topic_id, name, head, end, "log ends before"))
+    heads = {topic_id: int(facts["next"]) for topic_id, facts in journal.topics.items()}
+    lost = [
+        LostRange(topic_id, known[topic_id][0].name, heads.get(topic_id, 0), end, "log ends before")
+        for topic_id, end in ({} if journal.error else ends).items()
+        if end > heads.get(topic_id, 0)
+    ]
     report.lost += [each for each in lost if each not in report.lost]
     text = f"lsn {applied} of {journal.lsn}"
     if lost or applied > journal.lsn:

@@ -820,10 +820,11 @@ class Engine(Instance):
         An absent topic is created when `topics.auto_create` is on: a message topic for bytes, a
         table topic with inferred columns for a dict or keywords.
         """
-        ack: Ack = self.topic_for(name, record, options).append(record, **options)
-        return ack
+        return self.topic_for(name, record, options).append(record, **options)
 
-    def topic_for(self, name: str, record: object, options: Mapping[str, Any]) -> Any:
+    def topic_for(
+        self, name: str, record: object, options: Mapping[str, Any]
+    ) -> Topic | PartitionedTopic:
         """Return a topic's handle, creating the topic from a first record if that is allowed.
 
         Raises:

@@ -61,7 +61,7 @@ class PartitionedTopic(TopicHandle):
     """
 
     def __init__(self, engine: Engine, spec: TopicSpec, parts: list[Topic]) -> None:
-        self._engine = engine
+        self.engine = engine
         self._spec = spec
         self.name = spec.name
         self.parts = parts

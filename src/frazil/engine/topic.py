@@ -53,7 +53,7 @@ LAKE_HOLD: Final = "lake"
 class TopicHandle:
     """What the handles of plain and of partitioned topics share: subscriptions and facts."""
 
-    _engine: Engine
+    engine: Engine
     name: str
     """The full name, `/namespace/name`."""
 
@@ -89,7 +89,7 @@ class TopicHandle:
             InvalidRequest: if an option cannot be used.
             Closed: if the engine is closed.
         """
-        return self._engine.subscriptions.subscribe(
+        return self.engine.subscriptions.subscribe(
             self.name,
             name,
             type=type,
@@ -103,26 +103,21 @@ class TopicHandle:
             timeout_s=timeout_s,
         )
 
-    @property
-    def engine(self) -> Engine:
-        """Return the engine of the topic."""
-        return self._engine
-
     def subscriptions(self) -> list[dict[str, Any]]:
         """Return the topic's subscriptions, ready for JSON; see `Subscriptions.describe`."""
-        return self._engine.subscriptions.describe(self.name)
+        return self.engine.subscriptions.describe(self.name)
 
     def unsubscribe(self, name: str) -> None:
         """Remove a subscription; durable on return. See `Subscriptions.drop`."""
-        self._engine.subscriptions.drop(self.name, name)
+        self.engine.subscriptions.drop(self.name, name)
 
     def reset_subscription(self, name: str, to: Start) -> dict[str, int]:
         """Move a subscription to another offset; durable on return. See `Subscriptions.reset`."""
-        return self._engine.subscriptions.reset(self.name, name, to)
+        return self.engine.subscriptions.reset(self.name, name, to)
 
     def subscription_policy(self, name: str) -> FailurePolicy:
         """Return the failure policy of a subscription."""
-        return self._engine.subscriptions.policy(self.name, name)
+        return self.engine.subscriptions.policy(self.name, name)
 
     def set_subscription(
         self,
@@ -132,13 +127,13 @@ class TopicHandle:
         max_unacked: int | None = None,
     ) -> FailurePolicy:
         """Change a subscription's failure policy or window; see `Subscriptions.alter`."""
-        return self._engine.subscriptions.alter(
+        return self.engine.subscriptions.alter(
             self.name, name, policy=policy, max_unacked=max_unacked
         )
 
     def describe(self) -> dict[str, Any]:
         """Return everything that is known about the topic, ready for JSON."""
-        return self._engine.describe(self.name)
+        return self.engine.describe(self.name)
 
 
 class Topic(TopicHandle):
@@ -154,8 +149,9 @@ class Topic(TopicHandle):
     """
 
     def __init__(self, engine: Engine, runtime: TopicRuntime) -> None:
-        self._engine = engine
-        self._runtime = runtime
+        self.engine = engine
+        self.runtime = runtime
+        """The engine's side of the topic."""
         self.name = runtime.name
         self._queue = runtime.queue
         self._state = runtime.state
@@ -167,13 +163,7 @@ class Topic(TopicHandle):
     @property
     def schema(self) -> pa.Schema:
         """Return the current columns."""
-        schema: pa.Schema = self._runtime.codec.schema
-        return schema
-
-    @property
-    def runtime(self) -> TopicRuntime:
-        """Return the engine's side of the topic."""
-        return self._runtime
+        return self.runtime.codec.schema
 
     # -- publish ---------------------------------------------------------------------------------
 
@@ -224,7 +214,7 @@ class Topic(TopicHandle):
         **fields: Any,
     ) -> Pending:
         """Publish one record without waiting; `result()` of what it returns gives the ack."""
-        runtime = self._runtime
+        runtime = self.runtime
         if runtime.refusal is not None or runtime.pressure.level:
             wait_admitted(runtime)
         sender = None
@@ -265,16 +255,16 @@ class Topic(TopicHandle):
             Unavailable: storage failed, or only some frames were written; the details name them.
             Closed: the engine is closed.
         """
-        prepared = self._runtime.prepare_many(records)
+        prepared = self.runtime.prepare_many(records)
         return self._append_prepared(prepared, ack, producer, sequence, producer_epoch)
 
     def check_many(self, records: Iterable[bytes | Mapping[str, Any]]) -> None:
         """Check records as `append_many` would, without publishing them."""
-        self._runtime.prepare_many(records)
+        self.runtime.prepare_many(records)
 
     def to_batches(self, data: object) -> list[pa.RecordBatch]:
         """Convert Arrow data to the topic's columns, as `append_arrow` would."""
-        return list(self._runtime.arrow_batches(data))
+        return list(self.runtime.arrow_batches(data))
 
     def append_arrow(
         self,
@@ -291,7 +281,7 @@ class Topic(TopicHandle):
         without loss. All rows are checked before the first is written. Frames, limits and errors
         are those of `append_many`.
         """
-        prepared = self._runtime.prepare_arrow(data)
+        prepared = self.runtime.prepare_arrow(data)
         return self._append_prepared(prepared, ack, producer, sequence, producer_epoch)
 
     def _append_prepared(
@@ -302,7 +292,7 @@ class Topic(TopicHandle):
         sequence: int | None,
         epoch: int,
     ) -> Ack:
-        runtime = self._runtime
+        runtime = self.runtime
         wait_admitted(runtime)
         sender = runtime.sender(ack, producer, sequence, epoch)
         waiting = [Pending() for _each in prepared]
@@ -330,7 +320,7 @@ class Topic(TopicHandle):
             Conflict: if the key exists and the topic's `unknown_key` is `error`.
             InvalidRequest: if the topic has no primary key, or the row does not fit.
         """
-        step = self._runtime.changes.whole(OP_INSERT, row, columns)
+        step = self.runtime.changes.whole(OP_INSERT, row, columns)
         return self._publish([step], ack, producer, sequence, producer_epoch)
 
     def upsert(
@@ -345,7 +335,7 @@ class Topic(TopicHandle):
         **columns: Any,
     ) -> Ack:
         """Publish a whole row that replaces whatever its key had."""
-        step = self._runtime.changes.whole(OP_UPSERT, row, columns)
+        step = self.runtime.changes.whole(OP_UPSERT, row, columns)
         return self._publish([step], ack, producer, sequence, producer_epoch)
 
     def update(
@@ -368,7 +358,7 @@ class Topic(TopicHandle):
             NotFound: if no row has the key and the topic's `unknown_key` is `error`.
             Conflict: if the change that this one builds on failed; try again.
         """
-        step = self._runtime.changes.update(arguments, columns)
+        step = self.runtime.changes.update(arguments, columns)
         return self._publish([step], ack, producer, sequence, producer_epoch)
 
     def delete(
@@ -386,7 +376,7 @@ class Topic(TopicHandle):
         Raises:
             NotFound: if no row has the key and the topic's `unknown_key` is `error`.
         """
-        step = self._runtime.changes.delete(arguments, key)
+        step = self.runtime.changes.delete(arguments, key)
         return self._publish([step], ack, producer, sequence, producer_epoch)
 
     def append_changes(
@@ -419,8 +409,8 @@ class Topic(TopicHandle):
                 came in between: then `offsets_written` tells what is.
             Conflict: if the producer's sequence has a gap, or a newer epoch fenced it.
         """
-        changes = self._runtime.changes
-        runtime = self._runtime
+        changes = self.runtime.changes
+        runtime = self.runtime
         sender = runtime.sender(ack, producer, sequence, producer_epoch)
         pieces: list[list[Step] | Prepared] = list(steps_of(runtime, changes, data, op_column))
         check_bulk(runtime, pieces, sender)
@@ -438,7 +428,7 @@ class Topic(TopicHandle):
 
     def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> Pending:
         """Queue a piece of a bulk, waiting for room; return what its frame waits with."""
-        runtime = self._runtime
+        runtime = self.runtime
         wait_admitted(runtime)
         if isinstance(piece, list):
             return self._queued(piece, sender)
@@ -454,20 +444,20 @@ class Topic(TopicHandle):
         sequence: int | None,
         epoch: int,
     ) -> Ack:
-        sender = self._runtime.sender(ack, producer, sequence, epoch)
+        sender = self.runtime.sender(ack, producer, sequence, epoch)
         for step in steps:
-            self._runtime.changes.check_part(step)
-        wait_admitted(self._runtime)
+            self.runtime.changes.check_part(step)
+        wait_admitted(self.runtime)
         return self._reached(self._queued(steps, sender).result(), ack)
 
     def _reached(self, found: Ack, ack: str | None) -> Ack:
         """Wait for the tier of the ack level, if it is one."""
-        wait_reached(ack, [(self._runtime, found)])
+        wait_reached(ack, [(self.runtime, found)])
         return found
 
     def _queued(self, steps: Sequence[Step], sender: Sender | None) -> Pending:
         assert len(steps) <= STEPS_MAX
-        changes = self._runtime.changes
+        changes = self.runtime.changes
         return when_room(self._queue, lambda: changes.try_submit(steps, sender))
 
     # -- look-ups --------------------------------------------------------------------------------
@@ -491,18 +481,18 @@ class Topic(TopicHandle):
         Each change is a dict with `offset`, `time`, `op`, `key`, `before` and `after`: the row
         before and after it, None where there is none, or where it is no longer known.
         """
-        check_there(self._runtime)
-        return iter(ChangeFeed(self._runtime, from_offset=from_offset, limit=limit))
+        check_there(self.runtime)
+        return iter(ChangeFeed(self.runtime, from_offset=from_offset, limit=limit))
 
     def _lookup(self) -> KeyLookup:
-        check_there(self._runtime)
-        tiers: TopicTiers | None = self._runtime.tiers
+        check_there(self.runtime)
+        tiers: TopicTiers | None = self.runtime.tiers
         if tiers is None:
             raise InvalidRequest("look-ups need the memory tier, set memory.enabled")
         if tiers.lookup is None:
             raise InvalidRequest(
                 "look-ups need a primary key, create the topic with primary_key=",
-                topic=self._runtime.name,
+                topic=self.runtime.name,
             )
         return tiers.lookup
 
@@ -517,7 +507,7 @@ class Topic(TopicHandle):
         `bytes_max` bounds what is held in memory at once.
         """
         return Reader(
-            self._runtime,
+            self.runtime,
             start=start,
             follow=False,
             limit=limit,
@@ -535,7 +525,7 @@ class Topic(TopicHandle):
     ) -> Reader:
         """Read batches from `start` on and wait for new ones; ends after `timeout_s` of silence."""
         return Reader(
-            self._runtime,
+            self.runtime,
             start=start,
             follow=True,
             limit=limit,
@@ -553,8 +543,8 @@ class Topic(TopicHandle):
             InvalidRequest: if the offset is not in `[start, durable]`.
         """
         check_hold_offset(offset)
-        runtime, state = self._runtime, self._state
-        with self._engine.control_lock:
+        runtime, state = self.runtime, self._state
+        with self.engine.control_lock:
             self._check_hold(name)
             if name in state.holds:
                 raise Conflict("hold exists already, use advance", topic=self.name, hold=name)
@@ -578,7 +568,7 @@ class Topic(TopicHandle):
         """
         check_hold_offset(offset)
         state = self._state
-        with self._engine.control_lock:
+        with self.engine.control_lock:
             now = self._existing_hold(name)
             if offset < now:
                 raise Conflict("a hold never moves backwards", hold=name, offset=offset, now=now)
@@ -594,7 +584,7 @@ class Topic(TopicHandle):
         Raises:
             NotFound: if there is no such hold.
         """
-        with self._engine.control_lock:
+        with self.engine.control_lock:
             self._existing_hold(name)
             self._set_hold(name, None)
 
@@ -607,7 +597,7 @@ class Topic(TopicHandle):
     def _check_hold(self, name: str) -> None:
         """Refuse wrong names, and the holds that move with a table, uploads or subscriptions."""
         check_hold_name(name)
-        runtime = self._engine.topic_runtime(self.name)
+        runtime = self.engine.topic_runtime(self.name)
         owner = ""
         if name.startswith(HOLD_PREFIX):
             owner = "a subscription's, it moves with its acks; drop the subscription"
@@ -620,8 +610,8 @@ class Topic(TopicHandle):
 
     def _set_hold(self, name: str, offset: int | None) -> None:
         payload = msgspec.msgpack.encode((STATE_HOLD, name, offset))
-        self._runtime.log.control(Control(fmt.KIND_STATE, self._state.id, payload))
+        self.runtime.log.control(Control(fmt.KIND_STATE, self._state.id, payload))
 
     def stats(self) -> dict[str, Any]:
         """Return counts, sizes and watermarks of the topic."""
-        return self._engine.topic_stats(self.name)
+        return self.engine.topic_stats(self.name)

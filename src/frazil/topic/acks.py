@@ -17,7 +17,7 @@ from frazil.model import Ack, AckLevel
 from frazil.topic.admission import waker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from frazil.topic.runtime import TopicRuntime
 
@@ -44,9 +44,9 @@ def joined_ack(results: Answers) -> Ack:
     return part_acks([-1], [results])[0]
 
 
-def check_level(ack: object, *, without: Sequence[str]) -> None:
-    """Refuse ack levels that do not exist, and those whose tier a topic is `without`."""
-    allowed = [level for level in LEVELS if level not in without]
+def check_level(ack: object, tiers: Mapping[str, TierWaits | None]) -> None:
+    """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
+    allowed = [level for level in LEVELS if level not in tiers or tiers[level] is not None]
     if ack not in allowed:
         why = "unknown ack level"
         if ack in LEVELS:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import msgspec
@@ -145,7 +144,6 @@ class ChangeCodec:
         self._current = current
         self._width = len(schema)
         self._row_key = self.shape.row_key
-        self._take_key = _tuple_getter(self.shape.positions)
         self._key_bits = sum(1 << position for position in self.shape.positions)
         self._bitmap_bytes = bitmap_bytes(self._width)
         self._columns = {
@@ -187,7 +185,7 @@ class ChangeCodec:
         """
         own = self.parse_key(key)
         values, named = self._named(own, columns)
-        if self._take_key(values) == own:
+        if tuple(values[position] for position in self.shape.positions) == own:
             return self._packed(OP_UPDATE, values, named)
         delete = self._packed(OP_DELETE, self._with_key(own), None)
         return Move(delete, self._packed(OP_INSERT, values, named))
@@ -429,13 +427,6 @@ def completed(change: Change) -> Change:
     return codec.whole(change.values, change.op)
 
 
-def _tuple_getter(positions: Sequence[int]) -> Callable[[Row], Row]:
-    if len(positions) == 1:
-        only = positions[0]
-        return lambda values: (values[only],)
-    return itemgetter(*positions)
-
-
 def _array_head(count: int) -> bytes:
     """Return the bytes with which msgpack starts an array of `count` elements."""
     return _pack([None] * count)[:-count]
@@ -472,8 +463,6 @@ def _known() -> tuple[pa.Array, pa.Array, pa.Array]:
 
 class ChangeInput:
     """The conversion of bulk changes to one schema version. Safe to share between threads."""
-
-    __slots__ = ("_columns", "_input", "_key", "_required", "schema")
 
     def __init__(self, schema: pa.Schema, primary_key: Sequence[int], limits: IngestLimits) -> None:
         self.schema = change_schema(schema, primary_key)

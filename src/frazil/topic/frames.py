@@ -105,7 +105,7 @@ class ArrowCodec:
         """Read an old batch under the current schema and serialise it again."""
         del many
         assert self._owner is not None
-        current = self._owner.arrow
+        current = self._owner.columns.arrow
         stored = self._owner.stored_schema(self.schema) if data.flags else self.schema
         batch = pa.ipc.read_record_batch(data.data, stored)
         read = self._owner.plan(self.schema, current.schema, changes=bool(data.flags))
@@ -201,19 +201,16 @@ class Columns(NamedTuple):
 class MessageTopicCodec:
     """Everything that turns a message topic's records into frames and frames into batches."""
 
-    kind = "message"
-
     def __init__(
         self, *, limits: IngestLimits, rows_arrow_min: int, options: pa.ipc.IpcWriteOptions
     ) -> None:
-        self.limits = limits
         self.options = options
         self.schema = MESSAGE_SCHEMA
         self.version = 0
         self.plain = PLAIN
         self.messages = MessageCodec(rows_arrow_min, options)
-        self.arrow = ArrowCodec(MESSAGE_SCHEMA, 0, options)
-        self.columns = Columns(0, MESSAGE_SCHEMA, self.arrow, ArrowInput(MESSAGE_SCHEMA, limits))
+        arrow = ArrowCodec(MESSAGE_SCHEMA, 0, options)
+        self.columns = Columns(0, MESSAGE_SCHEMA, arrow, ArrowInput(MESSAGE_SCHEMA, limits))
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
         """Decode one frame; payload-only and Arrow frames are not copied."""
@@ -234,11 +231,11 @@ class MessageTopicCodec:
 
     def decode_small(self, frames: list[Frame]) -> pa.RecordBatch | None:
         """Join payload-only frames of single records into one batch."""
-        if any(frame.head.kind != fmt.KIND_ROWS for frame in frames):
-            return None
-        if not any(frame.head.flags & fmt.FLAG_PLAIN for frame in frames):
+        kinds = {(frame.head.kind, frame.head.flags & fmt.FLAG_PLAIN) for frame in frames}
+        if kinds == {(fmt.KIND_ROWS, 0)}:
             return self._decode_packed(frames)
-        if not all(f.head.flags & fmt.FLAG_PLAIN and f.head.records == 1 for f in frames):
+        is_plain = kinds == {(fmt.KIND_ROWS, fmt.FLAG_PLAIN)}
+        if not is_plain or any(frame.head.records != 1 for frame in frames):
             return None
         times = [frame.head.time for frame in frames]
         payloads = [f.buffer[f.start + 8 : f.start + f.head.size] for f in frames]
@@ -347,8 +344,6 @@ class TableCodec:
     With a primary key (its column ids), batches end with `_op` and `_present`.
     """
 
-    kind = "table"
-
     def __init__(
         self,
         schemas: dict[int, bytes],
@@ -404,12 +399,6 @@ class TableCodec:
         return self.columns.keyed.changes
 
     @property
-    def batch_schema(self) -> pa.Schema:
-        """Return the columns of the batches that are read now."""
-        columns = self.columns
-        return columns.schema if columns.keyed is None else columns.keyed.schema
-
-    @property
     def version(self) -> int:
         """Return the current schema version."""
         return self.columns.version
@@ -418,11 +407,6 @@ class TableCodec:
     def schema(self) -> pa.Schema:
         """Return the current columns."""
         return self.columns.schema
-
-    @property
-    def arrow(self) -> ArrowCodec:
-        """Return the codec of Arrow batches under the current columns."""
-        return self.columns.arrow
 
     def stored_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns of a batch of changes of one schema version."""

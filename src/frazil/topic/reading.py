@@ -49,6 +49,12 @@ def start_offset(runtime: TopicRuntime, start: Start) -> int:
     )
 
 
+def _checked_limit(limit: object) -> int | None:
+    if limit is None or (is_whole(limit) and limit >= 0):
+        return limit
+    raise InvalidRequest("limit must be a number of records from 0 on", limit=limit)
+
+
 class Reader:
     """Batches of one topic in offset order; an iterator and a context manager.
 
@@ -72,9 +78,7 @@ class Reader:
     ) -> None:
         self._runtime = runtime
         self._follow = follow
-        if limit is not None and not (is_whole(limit) and limit >= 0):
-            raise InvalidRequest("limit must be a number of records from 0 on", limit=limit)
-        self._left = limit
+        self._left = _checked_limit(limit)
         self._timeout_s = None if timeout_s is None else parse_duration_s(timeout_s)
         self._bytes_max = READ_BYTES if bytes_max is None else parse_bytes(bytes_max)
         if self._bytes_max < 1:

@@ -9,7 +9,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import msgspec
 import pyarrow as pa
@@ -336,7 +336,7 @@ class TopicRuntime:
         # Taken once: all batches of the call are converted to, and stored as, the same columns.
         columns = self.codec.columns
         prepared: list[Prepared] = []
-        for batch in self._converted(data, columns):
+        for batch in self.arrow_batches(data, columns):
             self.check_parts(batch, columns.schema)
             prepared.append(self.bulk(columns.arrow, batch))
         if not prepared:
@@ -392,14 +392,14 @@ class TopicRuntime:
                 records=records,
             )
 
-    def arrow_batches(self, data: object) -> Iterator[pa.RecordBatch]:
+    def arrow_batches(
+        self, data: object, columns: Columns | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Convert Arrow data to the topic's columns in pieces of at most one write."""
-        return self._converted(data, self.codec.columns)
-
-    def _converted(self, data: object, columns: Columns) -> Iterator[pa.RecordBatch]:
         if self.is_message:
             data = with_publish_time(data, self.clock.now_us())
-        batches: Iterator[pa.RecordBatch] = columns.input.batches(
+        own: Columns = columns or self.codec.columns
+        batches = own.input.batches(
             data, bytes_max=self.settings.log.write_bytes_max, rows_max=FRAME_RECORDS_MAX
         )
         for batch in batches:
@@ -421,15 +421,14 @@ class TopicRuntime:
         if ack is not None:
             # Tables of keyed topics are not written yet: no publish can wait for them.
             lake = None if self.state.spec.primary_key else self.lake
-            tiers = {"uploaded": self.objects, "committed": lake}
-            check_level(ack, without=[level for level, tier in tiers.items() if tier is None])
+            check_level(ack, {"uploaded": self.objects, "committed": lake})
             synced = ack != "received"
         if producer is None:
             if sequence is not None:
                 raise InvalidRequest("sequence needs a producer", sequence=sequence)
             return Sender(sync=True) if synced else None
         producer = _producer_name(producer)
-        if sequence is None or not _is_count(sequence) or not _is_count(epoch, maximum=2**32 - 1):
+        if not _is_count(sequence) or not _is_count(epoch, maximum=2**32 - 1):
             raise InvalidRequest(
                 "an idempotent producer needs sequence= with a number from 0 on",
                 producer=producer,
@@ -450,7 +449,7 @@ def _producer_name(producer: object) -> str:
     )
 
 
-def _is_count(value: object, *, maximum: int = SEQUENCE_MAX) -> bool:
+def _is_count(value: object, *, maximum: int = SEQUENCE_MAX) -> TypeGuard[int]:
     return is_whole(value) and 0 <= value <= maximum
 
 

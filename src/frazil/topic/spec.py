@@ -354,8 +354,7 @@ def unfinished(topics: Mapping[int, TopicState], *, now_us: int) -> tuple[list[C
     families: dict[int, list[TopicState]] = {}
     for topic in live:
         spec = topic.spec
-        columns_missing = spec.kind == "table" and not spec.partitions and not topic.schemas
-        if columns_missing or (spec.part_of and spec.part_of not in parents):
+        if _is_half_made(topic, parents):
             warnings.append(f"topic {spec.name} was half made or half deleted and is removed")
             controls.append(topic_control(msgspec.structs.replace(spec, deleted_us=now_us)))
         elif spec.part_of:
@@ -367,6 +366,12 @@ def unfinished(topics: Mapping[int, TopicState], *, now_us: int) -> tuple[list[C
         except CorruptionError as error:
             warnings.append(f"parts of topic {parents[parent].name} are left as they are: {error}")
     return controls, warnings
+
+
+def _is_half_made(topic: TopicState, parents: Mapping[int, TopicSpec]) -> bool:
+    spec = topic.spec
+    columns_missing = spec.kind == "table" and not spec.partitions and not topic.schemas
+    return columns_missing or bool(spec.part_of and spec.part_of not in parents)
 
 
 def _missing_of_parts(parts: Sequence[TopicState]) -> list[Control]:

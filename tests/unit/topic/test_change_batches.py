@@ -20,7 +20,7 @@ def converted(data, codec=None, **options):
     batches = list(codec.columns.keyed.input.batches(data, **{**LIMITS, **options}))
     for batch in batches:
         batch.validate(full=True)
-        assert batch.schema.equals(codec.batch_schema, check_metadata=True)
+        assert batch.schema.equals(codec.columns.keyed.schema, check_metadata=True)
     return batches
 
 

@@ -54,7 +54,7 @@ def test_changes_come_back_from_both_kinds_of_frames(rows_arrow_min, kind):
     batch = codec.decode(frame)
     batch.validate(full=True)
     assert batch.to_pydict() == EXPECTED
-    assert batch.schema.equals(codec.batch_schema, check_metadata=True)
+    assert batch.schema.equals(codec.columns.keyed.schema, check_metadata=True)
     assert [field.nullable for field in batch.schema] == [False, True, True, False, True]
     assert [field.nullable for field in codec.schema] == [False, False, True]
 
@@ -78,7 +78,7 @@ def test_frames_without_operations_hold_upserts():
     batch = codec.rows.encoder.batch([row[0] for row in rows])
     arrow = codec.decode(frame_of(arrow_payload(batch, codec.options), count=2))
     for found in (packed, arrow):
-        assert found.schema.equals(codec.batch_schema, check_metadata=True)
+        assert found.schema.equals(codec.columns.keyed.schema, check_metadata=True)
         assert found.to_pydict() == {
             "id": [0, 1],
             "name": ["x", "x"],
@@ -96,7 +96,7 @@ def test_a_topic_without_a_key_has_neither_column():
     for batch in (codec.decode(frame), codec.decode_small([frame, frame])):
         assert batch.schema.equals(schema, check_metadata=True)
     assert codec.columns.keyed is None
-    assert codec.batch_schema is codec.schema
+    assert codec.columns.keyed is None
     odd = frame_of(codec.rows.encode(rows)._replace(flags=fmt.FLAG_OP), count=1)
     for decode in (codec.decode, lambda frame: codec.decode_small([frame, frame])):
         with pytest.raises(InvalidRequest, match="newer Frazil"):
@@ -113,7 +113,7 @@ def test_small_frames_are_joined_with_and_without_operations():
     frames = [frame_of_changes(codec, changes[:2]), plain, frame_of_changes(codec, changes[2:])]
     assert {frame.head.kind for frame in frames} == {fmt.KIND_ROWS}
     batch = codec.decode_small(frames)
-    assert batch.schema.equals(codec.batch_schema, check_metadata=True)
+    assert batch.schema.equals(codec.columns.keyed.schema, check_metadata=True)
     assert batch.column("_op").to_pylist() == [1, 3, 3, 2, 4]
     assert batch.column("id").to_pylist() == [1, 2, 5, 1, 2]
     assert batch.column("_present").to_pylist() == [None, None, None, b"\x05", None]
@@ -134,7 +134,7 @@ def test_old_changes_read_under_new_columns(rows_arrow_min):
         batches.append(codec.decode_small([frame]))
     for batch in batches:
         batch.validate(full=True)
-        assert batch.schema.equals(codec.batch_schema, check_metadata=True)
+        assert batch.schema.equals(codec.columns.keyed.schema, check_metadata=True)
         assert batch.column("m").to_pylist() == EXPECTED["n"]
         assert batch.column("_op").to_pylist() == EXPECTED["_op"]
         assert batch.column("_present").to_pylist() == [None, None, b"\x03\x00", None]
@@ -146,9 +146,9 @@ def test_a_batch_that_waits_is_rewritten_when_the_columns_change():
     codec, schema = topic_codec(COLUMNS)
     bulk = codec.columns.keyed.arrow
     rows = [(*change.values, change.op, change.present) for change in some_changes(codec)]
-    names = codec.batch_schema.names
+    names = codec.columns.keyed.schema.names
     changes = pa.RecordBatch.from_pylist(
-        [dict(zip(names, row, strict=True)) for row in rows], schema=codec.batch_schema
+        [dict(zip(names, row, strict=True)) for row in rows], schema=codec.columns.keyed.schema
     )
     plain = codec.rows.encoder.batch([(1, "a", 2)])
     use(codec, 2, evolve(schema, [DropColumn("name")]))
@@ -193,8 +193,8 @@ def test_operations_in_arrow_that_cannot_be_are_damage(op, present):
     """As in packed rows; the good one beside it does not hide it."""
     codec, _schema = topic_codec(COLUMNS)
     arrays = [[1, 1], ["a", "a"], [1, 1], [1, op], [None, present]]
-    arrays = [pa.array(a, t) for a, t in zip(arrays, codec.batch_schema.types, strict=True)]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=codec.batch_schema)
+    arrays = [pa.array(a, t) for a, t in zip(arrays, codec.columns.keyed.schema.types, strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=codec.columns.keyed.schema)
     frame = frame_of(arrow_payload(batch, codec.options, FLAGS), count=2)
     with pytest.raises(CorruptionError, match="damaged"):
         codec.decode(frame)
@@ -226,5 +226,5 @@ def test_a_time_column_of_an_arrow_frame_is_left_out():
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
     payload = arrow_payload(batch, codec.options, fmt.FLAG_OP | fmt.FLAG_TIME)
     found = codec.decode(frame_of(payload, count=1))
-    assert found.schema.equals(codec.batch_schema, check_metadata=True)
+    assert found.schema.equals(codec.columns.keyed.schema, check_metadata=True)
     assert found.to_pylist() == [{"id": 1, "name": "a", "n": 2, "_op": 4, "_present": None}]
