@@ -1,6 +1,6 @@
 """An engine with all its tiers and a store in virtual time, and readers that never stop.
 
-Records go from memory to files to objects, and are given up on the way: whoever reads must get
+Records go from memory to files to objects, and are given up on the way: a reader must get
 each offset once, in order, wherever it is by then. The store outlives every end of the engine.
 """
 
@@ -110,8 +110,8 @@ class Follower:
 
     def _take(self, batch):
         if self.offset < batch.offset <= self.expired:
-            told = [(gap.first, gap.end) for gap in batch.gaps]
-            require(told == [(self.offset, batch.offset)], "a gap is not told", told=told)
+            gaps = [(gap.first, gap.end) for gap in batch.gaps]
+            require(gaps == [(self.offset, batch.offset)], "a gap is not reported", gaps=gaps)
             self.offset = batch.offset
         require(batch.offset == self.offset, "gap or repeat", want=self.offset, got=batch.offset)
         payloads = batch.data.column("payload").to_pylist()

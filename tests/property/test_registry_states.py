@@ -282,7 +282,7 @@ def test_damaged_descriptor_sets_are_refused_or_read(data):
 
 @given(st.text(max_size=20), st.binary(max_size=40))
 @QUICK
-def test_random_entries_are_applied_or_told(key, value):
+def test_random_entries_are_applied_or_refused(key, value):
     """An entry of any bytes is an error of the tree."""
     for prefix in ("", "subject:", "version:1:", "topic:"):
         registry = Registry()

@@ -131,7 +131,7 @@ class Logs:
 
 
 class Metadata(MemoryStore):
-    """Metadata that may be down or unsure, notes registrations, and is told of every commit."""
+    """Metadata that may be down or unsure, notes registrations, and calls a hook around every commit."""
 
     def __init__(self, *, clock, chance):
         super().__init__(clock=clock)

@@ -87,7 +87,7 @@ class ObjectsTopic:
         self.runtime = runtime
         self.id = runtime.state.id
         self.name = runtime.name
-        # The next tick sees who waits.
+        # The next tick finds the waiting publishers.
         self.waits = TierWaits(lambda: None, timeout_s=ACK_TIMEOUT_S)
         self.uploading = threading.Lock()
         """Held by the thread that uploads it."""

@@ -78,9 +78,9 @@ def _logical(field: Mapping[str, Any]) -> Logical:
         raise InvalidRequest("schema of the event has no valid scale", scale=scale) from None
 
 
-def _converters(schema: pa.Schema, told: Mapping[str, Logical]) -> dict[str, Convert]:
+def _converters(schema: pa.Schema, logical: Mapping[str, Logical]) -> dict[str, Convert]:
     """Return what turns the values of rows into those that `RowEncoder` takes, by column."""
-    found = {field.name: _converter(field, told.get(field.name)) for field in schema}
+    found = {field.name: _converter(field, logical.get(field.name)) for field in schema}
     return {name: convert for name, convert in found.items() if convert is not None}
 
 
@@ -303,11 +303,11 @@ class DebeziumReader:
 
     def _values_of(self, fields: list[Mapping[str, Any]]) -> dict[str, Convert]:
         """Return the converters for the logical types of a schema, made once for each."""
-        told = {str(f["field"]): _logical(f) for f in fields if "field" in f and f.get("name")}
-        shape = tuple(sorted(told.items()))
+        logical = {str(f["field"]): _logical(f) for f in fields if "field" in f and f.get("name")}
+        shape = tuple(sorted(logical.items()))
         found = self._shapes.get(shape)
         if found is None:
-            found = _converters(self._schema, told)
+            found = _converters(self._schema, logical)
             if len(self._shapes) < _SHAPES_MAX:
                 self._shapes[shape] = found
         return found

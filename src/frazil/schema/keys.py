@@ -2,8 +2,8 @@
 
 A key is one Python value, or a tuple of them for a key of several columns. Temporal values are
 their storage integers, so that a key read from Arrow equals the same key given by a caller, for
-every unit. A hash has 32 bits and never decides alone: whoever finds a row by hash compares the
-real key.
+every unit. A hash has 32 bits and never decides alone: the caller compares the real key of a row
+that was found by its hash.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ class KeyFile:
     """The key map of one data file, read block by block. Any number of threads may look up.
 
     Raises `CorruptionError` where the file is damaged and `OSError` where it cannot be read: it is
-    derived data, whoever owns it builds it again.
+    derived data, and its owner builds it again.
     """
 
     def __init__(self, file_system: FileSystem, path: str) -> None:

@@ -38,7 +38,7 @@ def time_of(offset):
 
 
 def payload_of(offset, size):
-    """Return the payload of an offset: it can be told from all others."""
+    """Return the payload of an offset; no two offsets have the same."""
     return f"{offset}:".encode().ljust(size, b"%d" % (offset % 10))
 
 

@@ -78,7 +78,7 @@ def test_every_flipped_byte_is_noticed():
 
 
 def test_a_newer_format_is_refused_and_not_called_damage():
-    """Whoever wrote it is told to be newer; nothing is guessed."""
+    """The error says that a newer version wrote it; nothing is guessed."""
     import zlib
 
     data = bytearray(encode_backup(backup()))

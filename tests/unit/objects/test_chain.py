@@ -56,7 +56,7 @@ def test_an_object_across_the_beginning_of_a_later_owner_is_stale():
     assert spans(chained(objects)) == [(0, 10, 1), (10, 20, 1), (20, 25, 2)]
 
 
-def test_a_missing_object_is_told_as_lost_and_the_rest_stays():
+def test_a_missing_object_is_a_lost_range_and_the_rest_stays():
     """The hole is named, and the descriptor behind it begins with it as a lost range."""
     chain = chained([found(0, 10), found(15, 20, ranges=(SpecialRange(16, 17, "gap", ""),))])
     assert chain.lost == ((10, 15),)
@@ -77,7 +77,7 @@ def test_what_expired_is_left_out_and_a_later_start_is_no_loss():
 
 
 def test_a_part_of_an_object_has_only_its_own_ranges():
-    """Gaps below the part's beginning are not told, one across it is cut."""
+    """Gaps below the part's beginning are left out, one across it is cut."""
     ranges = (SpecialRange(2, 4, "gap", ""), SpecialRange(5, 8, "gap", ""))
     chain = chained([found(0, 10, ranges=ranges)], start=6)
     assert [(each.first, each.end) for each in chain.descriptors[0].ranges] == [(6, 8)]

@@ -1,4 +1,4 @@
-"""Ranged reads: shared between readers, bounded in bytes, ahead of those who read on."""
+"""Ranged reads: shared between readers, bounded in bytes, ahead of sequential readers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_failed_request_ahead_is_asked_again_by_its_reader(make):
     assert fetcher.get(span(4)) == bytes(range(40, 50))
 
 
-def test_while_the_store_is_down_one_thread_tries_and_the_others_are_told(make):
+def test_while_the_store_is_down_one_thread_tries_and_the_others_fail_at_once(make):
     """A try may take long: nobody else waits for it, and all go on when it succeeds."""
     store = Gated(bytes(range(100)))
     store.fails = 1

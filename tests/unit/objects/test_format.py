@@ -95,7 +95,7 @@ def test_an_object_that_is_cut_short_is_refused(size):
     ("name", "value"), [("READER_VERSION", 2), ("MAGIC_END", b"FRAZOBE2")], ids=["reader", "magic"]
 )
 def test_a_newer_format_is_refused_with_advice(monkeypatch, name, value):
-    """An object of a later version is told from a damaged one."""
+    """An object of a later version is not called damaged."""
     with monkeypatch.context() as patch:
         patch.setattr(objects, name, value)
         newer = objects.encode_trailer(b"footer", position=64)

@@ -155,7 +155,7 @@ def test_a_closed_store_says_so():
             call()
 
 
-def test_stores_in_memory_are_told_apart_by_name():
+def test_stores_in_memory_are_distinguished_by_name():
     """The same name is the same store in a process; another name is another one."""
     one, again, other = (
         open_store(settings(store="memory", root=name)) for name in ("n1", "n1", "n2")
@@ -245,7 +245,7 @@ def test_a_failed_sync_is_unknown(opened, verb):
 )
 @pytest.mark.parametrize("end", ["\n", " ", "\0", "é"])
 def test_a_word_that_no_request_can_have_is_refused(name, end, monkeypatch):
-    """A secret with the end of its line is told at once, with its setting and without its value."""
+    """A secret with the end of its line is refused at once, with its setting and without its value."""
     monkeypatch.setenv("OF_A_FILE", f"hidden-{end}" if end != "\0" else "hidden-\x7f")
     given = {"access_key": "key", "secret_key": "key", name: "${OF_A_FILE}"}
     store = "azblob" if name.startswith("account") else "s3"

@@ -72,20 +72,20 @@ def test_a_reader_that_goes_on_takes_larger_blocks(scene):
     assert scene.store.calls["get"] < len(descriptor.entries()) / 20
 
 
-def test_gaps_are_passed_over_and_told(scene):
-    """A declared gap inside, between and at the end of objects is told once, with the next batch."""
+def test_gaps_are_passed_over_and_reported(scene):
+    """A declared gap inside, between and at the end of objects is reported once."""
     scene.add([4, 4], gaps=[(4, 10, "gap")])
     scene.add([2], gaps=[(14, 20, "gap"), (22, 30, "gap")])
-    told, offset, seen = [], 0, []
+    gaps, offset, seen = [], 0, []
     while offset < 30:
         piece = scene.source.read(TOPIC, offset=offset, bytes_max=1 << 20)
         for batch in piece.batches:
-            told += batch.gaps
+            gaps += batch.gaps
             seen += checked_offsets(batch)
-        told += piece.gaps
+        gaps += piece.gaps
         offset = piece.offset_next
     assert seen == [*range(4), *range(10, 14), 20, 21]
-    assert [(gap.first, gap.end, gap.reason) for gap in told] == [
+    assert [(gap.first, gap.end, gap.reason) for gap in gaps] == [
         (4, 10, "why"),
         (14, 20, "why"),
         (22, 30, "why"),
@@ -124,7 +124,7 @@ def test_a_time_leads_to_the_first_record_at_or_after_it(scene):
 
 
 def test_the_time_of_an_offset_is_known_without_the_store(scene):
-    """About when a record was appended is told by the index; nothing is fetched for it."""
+    """The index has the time of its entry at or before an offset; nothing is fetched."""
     descriptor = scene.add([4] * 40)
     for entry in descriptor.entries():
         assert scene.source.time_at(TOPIC, offset=entry.offset) == time_of(entry.offset)
@@ -200,8 +200,8 @@ def test_a_stale_miss_is_no_alarm(scene):
     assert scene.source.unreadable() == []
 
 
-def test_a_gap_is_told_though_the_store_is_down(scene):
-    """Metadata know of it: whoever has the records behind it at hand must not wait for a store."""
+def test_a_gap_is_reported_though_the_store_is_down(scene):
+    """The gap is in metadata: a reader with local records after it must not wait for a store."""
     scene.add([4, 4], gaps=[(4, 10, "gap")])
     scene.store.fail("get", "throttled")
     piece = scene.source.read(TOPIC, offset=4, bytes_max=1)
@@ -212,7 +212,7 @@ def test_a_gap_is_told_though_the_store_is_down(scene):
 
 
 def test_an_object_expired_while_it_is_read_is_not_found(scene):
-    """Whoever reads an object that expired meanwhile is told the first offset, not of damage."""
+    """A reader of an object that expired meanwhile gets the first offset, not a damage."""
     gone = scene.add([4] * 4)
     scene.add([4] * 4)
 

@@ -81,10 +81,10 @@ def test_only_what_must_lie_on_the_machine_is_fetched(fields, holds, local_from)
     state.topics[1].schemas[1] = b"schema"
     found = FoundObjects()
     add_object(found, footer_of(spec, 0, 50), named=True)
-    (told,) = planned(backup_of(state), found).topics
-    assert told.local_from == local_from
-    (told,) = planned(backup_of(state), found, local_all=True).topics
-    assert told.local_from == 0
+    (topic,) = planned(backup_of(state), found).topics
+    assert topic.local_from == local_from
+    (topic,) = planned(backup_of(state), found, local_all=True).topics
+    assert topic.local_from == 0
 
 
 def head_at(offset, *, lsn=9):

@@ -73,7 +73,7 @@ def test_a_schema_is_read_back_as_it_was_registered(registry):
     assert (entry.created_at, subject.mode) == (7, "backward")
 
 
-def test_what_is_not_there_is_told_in_the_protocols_words(registry):
+def test_what_is_not_there_has_the_error_text_of_the_protocol(registry):
     """Unknown ids, subjects and versions have the texts that clients know."""
     register(registry, "a", OLD)
     with pytest.raises(NotFound) as caught:

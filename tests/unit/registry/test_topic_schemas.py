@@ -43,7 +43,7 @@ def test_a_policy_is_updated(registry):
     assert registry.topics[TOPIC] == TopicEntry("person", "enforce", False)
 
 
-def test_what_cannot_be_configured_is_told(registry, monkeypatch):
+def test_a_wrong_configuration_is_refused(registry, monkeypatch):
     """Unknown subjects, policies and topics, and too many of them."""
     with pytest.raises(NotFound, match="Subject not found: nobody"):
         registry.configure_topic(TOPIC, "nobody", "warn", check_payload=True)

@@ -214,7 +214,7 @@ def test_nanoseconds_of_an_image_are_counted():
 
 
 def test_what_builds_on_a_failed_change_is_refused_in_turn():
-    """A chain fails from its first link on, whoever is told first; others are not concerned."""
+    """A chain fails from its first link on, in any order of answers; others are not concerned."""
     codec = changes()
     first, other = codec.prepare_row(ROW, OP_UPSERT), codec.prepare_row({**ROW, "id": 1}, OP_UPSERT)
     second = merged(codec.prepare_update(7, {"name": "b"}), first.values, codec)

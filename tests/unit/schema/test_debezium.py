@@ -119,7 +119,7 @@ def test_a_delete_without_before_goes_by_the_events_key(key, before):
     "placeholder", [UNAVAILABLE, base64.b64encode(UNAVAILABLE.encode()).decode(), [UNAVAILABLE]]
 )
 def test_a_value_that_was_not_sent_stays_as_it_is(placeholder):
-    """An update does not name it unless it is told from before, a row that moves neither."""
+    """An update does not name it unless `before` has it, and neither does a row that moves."""
     after = {"id": 1, "name": "n", "blob": placeholder}
     assert reader().read(event("u", after=after))[0].row == {"id": 1, "name": "n"}
     moved = event("u", before={"id": 2, "blob": "AQI="}, after=after)

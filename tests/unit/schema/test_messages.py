@@ -145,7 +145,7 @@ def test_a_batch_is_what_arrow_makes_of_the_values(messages, times):
 @pytest.mark.parametrize("field", ["publish_time", "producer_id", "schema_id", "schema_version"])
 @pytest.mark.parametrize("value", [-1 << 63, 1 << 64])
 def test_a_number_that_no_column_takes_is_arrows_to_refuse(field, value):
-    """Damaged frames may have such; whoever reads them knows Arrow's errors."""
+    """Damaged frames may have such; their readers handle Arrow's errors."""
     message = Message(b"x", **{field: value})
     if field == "publish_time" and value < 0:
         assert message_batch([message] * 2, 7).equals(_one_by_one([message] * 2, 7))

@@ -213,7 +213,7 @@ def test_an_unfit_value_is_refused_with_its_column(data_type, value):
     ],
 )
 def test_a_row_of_a_wrong_shape_is_refused(row, message):
-    """Missing, null, unknown and non-text names are told apart."""
+    """Missing, null, unknown and non-text names have different errors."""
     with pytest.raises(InvalidRequest, match=message):
         RowEncoder(FIVE).values(row)
 
@@ -282,7 +282,7 @@ class _Day(dt.date):
 
 
 def test_a_subclass_without_a_packed_form_is_refused():
-    """It is the caller's mistake, told as such, on the way that is taken for all odd values."""
+    """It is the caller's mistake, and refused as one by the slow path."""
     encoder = RowEncoder(declare_schema({"c": "date"}))
     with pytest.raises(InvalidRequest, match="row does not fit"):
         encoder.encode({"c": _Day(2026, 1, 31)})
