@@ -63,9 +63,6 @@ def announced(files: FileSystem, paths: DataDirectory) -> Announced | None:
     """
     path = f"{paths.run}/{NAME}"
     try:
-        found = files.stat(path)
-        if found is None:
-            return None
         with closing(files.open(path, "read")) as file:
             data = read_fully(file, 0, BYTES_MAX)
         return msgspec.json.decode(data, type=learnt(Announced))

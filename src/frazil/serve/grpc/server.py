@@ -17,6 +17,7 @@ from frazil.telemetry import event, warn
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable
 
     from frazil.clock import Clock
     from frazil.serve.grpc.router import Guard, Router
@@ -114,8 +115,8 @@ class Server:
         self._dirty: dict[ClientConnection, None] = {}
         self._is_flushing = False
         self._is_draining = False
-        self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._stops: list[Callable[[], object]] = []
+        """What ends listening."""
         self._arriving: dict[ClientConnection, tuple[socket.socket, asyncio.Task[None]]] = {}
         """Connections whose handshake is under way."""
         self._ticker: asyncio.TimerHandle | None = None
@@ -137,14 +138,16 @@ class Server:
         self, listener: socket.socket, ssl_context: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
         """Listen on a socket that is bound already; the server owns it from now on."""
-        assert self._listener is None
+        assert not self._stops
         self._loop = asyncio.get_running_loop()
         if ssl_context is not None:
             ssl_context.set_alpn_protocols(["h2"])
         listener.setblocking(False)
         listener.listen(BACKLOG)
-        self._listener = listener
-        self._accepting = self._loop.create_task(self._accept(listener, ssl_context))
+        self._stops = [
+            self._loop.create_task(self._accept(listener, ssl_context)).cancel,
+            listener.close,
+        ]
         self._tick()
         address = listener.getsockname()
         event("grpc_listening", host=address[0], port=address[1], tls=ssl_context is not None)
@@ -298,10 +301,7 @@ class Server:
             self.recheck()
 
     def _stop_listening(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
-            self._accepting = None
-        if self._listener is not None:
-            self._listener.close()
+        for stop in self._stops:
+            stop()
         for _, task in self._arriving.values():
             task.cancel()

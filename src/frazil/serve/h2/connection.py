@@ -132,7 +132,8 @@ class Connection:
         self.failure = ""
         self._buffer = b""
         self._has_preface = False
-        self._has_settings = False
+        self.is_greeted = False
+        """Whether the peer has shown that it speaks HTTP/2."""
         self._partial: PartialBlock | None = None
         self._most = {_CONTROLS: limits.controls_max, _UPDATES: limits.window_updates_max}
         self._paid = dict.fromkeys(self._most, 0)
@@ -180,11 +181,6 @@ class Connection:
             return False
         self._buffer = data[position:]
         return not self.is_over
-
-    @property
-    def is_greeted(self) -> bool:
-        """Whether the peer has shown that it speaks HTTP/2."""
-        return self._has_settings
 
     def tick(self) -> None:
         """Grant the control frames of one tick."""
@@ -301,7 +297,7 @@ class Connection:
         Raises:
             ConnectionFailure: The connection cannot go on.
         """
-        if not self._has_settings and (kind != f.SETTINGS or flags & f.ACK):
+        if not self.is_greeted and (kind != f.SETTINGS or flags & f.ACK):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings must come first")
         if self._partial is not None and kind != f.CONTINUATION:
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "header block interrupted")
@@ -496,7 +492,7 @@ class Connection:
             require(not payload, ErrorCode.FRAME_SIZE_ERROR, "settings in an answer")
             return
         require(len(payload) % 6 == 0, ErrorCode.FRAME_SIZE_ERROR, "settings cut short")
-        self._has_settings = True
+        self.is_greeted = True
         window = self.sender.stream_window
         for position, (name, value) in enumerate(f.settings_items(payload), 1):
             if not position % _SETTINGS_A_CONTROL:
