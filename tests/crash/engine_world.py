@@ -419,12 +419,16 @@ class World:
     def free(self):
         """Free whatever no hold needs; settings keep nothing else."""
         self._note("free")
+        self.note_freed()
+        self.engine.upkeep.free()
+
+    def note_freed(self):
+        """Take into the models what may be freed now."""
         for model in self.models.values():
             floor = min(model.holds.values(), default=None)
             if model.holds_doubt is None:
                 head = self.topic(model).describe()["watermarks"]["head"]
                 model.freed_end = max(model.freed_end, head if floor is None else floor)
-        self.engine.upkeep.free()
 
     def tick(self):
         """Let time pass: periodic syncs and markers become due."""
