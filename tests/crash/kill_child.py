@@ -15,9 +15,9 @@ import threading
 import traceback
 from pathlib import Path
 
-import frazil
 from frazil.config import Settings
 from frazil.config.sections import LogSettings
+from frazil.engine import AsyncEngine, open_engine
 
 TOPICS = {
     "/kill/commit": ("message", "commit"),
@@ -53,7 +53,7 @@ class Publisher:
 
     def run(self):
         """Open, then publish until the end comes."""
-        with frazil.open(settings_for(self.directory)) as engine:
+        with open_engine(settings_for(self.directory)) as engine:
             for name, (kind, sync) in TOPICS.items():
                 columns = COLUMNS if kind == "table" else None
                 engine.create_topic(name, columns, sync=sync, exist_ok=True)
@@ -100,7 +100,7 @@ class Publisher:
 
     async def publish_tasks(self, engine):
         """Publish to the periodic topic and to the shared one from many tasks of one loop."""
-        wrapped = frazil.AsyncEngine(engine)
+        wrapped = AsyncEngine(engine)
 
         async def publish(name, task):
             topic = wrapped.topic(name)
