@@ -270,7 +270,7 @@ def main():
         "delivered": sum(map(len, history.got.values())),
         "acked": sum(map(len, history.acked.values())),
         "letters": len(letters),
-        "buried": len({(subscription, offset) for subscription, offset, _ in letters}),
+        "dead_letters": len({(subscription, offset) for subscription, offset, _ in letters}),
         "recreated": dict(history.recreated),
         "events": dict(history.kinds),
     }

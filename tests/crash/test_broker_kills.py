@@ -73,4 +73,4 @@ def test_no_kill_breaks_a_promise_to_a_client(tmp_path):
     assert found["published"] >= KILLS
     assert found["events"]["replaced"] >= KILLS // CLIENTS_EVERY
     assert found["acked"] > (TYPES - 1) * found["records"]
-    assert found["buried"] > 0
+    assert found["dead_letters"] > 0

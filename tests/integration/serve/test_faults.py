@@ -92,8 +92,8 @@ def test_no_fault_of_the_wire_breaks_a_promise(tmp_path):
     assert not found["broken"], f"seed {seed}: {found}"
     assert found["events"]["fault"] == FAULTS
     assert opened > FAULTS // 2
-    assert found["acked"] + found["buried"] == len(FIRST) * found["records"]
-    assert found["buried"] > 0
+    assert found["acked"] + found["dead_letters"] == len(FIRST) * found["records"]
+    assert found["dead_letters"] > 0
 
 
 @pytest.mark.long
