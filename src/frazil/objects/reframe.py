@@ -53,21 +53,21 @@ class Runs:
         self._runs = sorted(runs)
         self._offsets = [run.offset for run in self._runs]
 
+    def _across(self, offset: int) -> SentRun | None:
+        """Return the run that begins below an offset and ends above it."""
+        number = bisect_right(self._offsets, offset - 1) - 1
+        run = self._runs[number] if number >= 0 else None
+        return run if run is not None and run.offset + run.records > offset else None
+
     def whole(self, offset: int) -> int:
         """Return the end of the run that contains `offset` inside, else `offset`."""
-        number = bisect_right(self._offsets, offset - 1) - 1
-        if number < 0:
-            return offset
-        run = self._runs[number]
-        return max(offset, run.offset + run.records)
+        run = self._across(offset)
+        return offset if run is None else run.offset + run.records
 
     def begun(self, offset: int, *, first: int) -> int:
         """Return the beginning of the run that contains `offset`, if above `first`, else `offset`."""
-        number = bisect_right(self._offsets, offset - 1) - 1
-        if number >= 0 and self._runs[number].offset + self._runs[number].records > offset:
-            begin = self._runs[number].offset
-            return begin if begin > first else offset
-        return offset
+        run = self._across(offset)
+        return offset if run is None or run.offset <= first else run.offset
 
     def between(self, first: int, end: int) -> list[fmt.Run]:
         """Return the runs of a frame `[first, end)`: none, or runs that cover all of it."""

@@ -271,7 +271,7 @@ def _write_journal(
     files.make_directory(directory)
     local = [topic for topic in plan.topics if topic.local]
     for topic in local:
-        _set_start(store, plan.state, topic)
+        _set_start(plan.state, topic)
     written = RestoredJournal(
         files,
         directory,
@@ -295,15 +295,11 @@ def _write_journal(
     return written.bytes if local else 0
 
 
-def _set_start(store: ObjectStore, state: JournalState, topic: TopicPlan) -> None:
-    """Begin a topic with a whole frame: the first one with records that it needs."""
-    assert topic.local_from is not None
-    known = state.topics[topic.spec.id]
-    for frame in frames_of(store, topic.local[0], topic.spec.id):
-        if frame.head.offset + frame.head.records > topic.local_from:
-            start = min(frame.head.offset, topic.local_from)
-            known.start = known.next = known.durable = start
-            return
+def _set_start(state: JournalState, topic: TopicPlan) -> None:
+    """Begin a topic with a whole frame: the last one of the index that is not above its need."""
+    known, needed = state.topics[topic.spec.id], topic.local_from or 0
+    frames = [each.offset for each in topic.local[0].entries() if each.offset <= needed]
+    known.start = known.next = known.durable = max(frames, default=needed)
 
 
 def _write_topic(

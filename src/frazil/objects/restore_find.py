@@ -89,43 +89,48 @@ def find_objects(
     found = FoundObjects(epoch_last=epoch)
     registered = {each.key: (copy.topic, each) for copy in topics for each in copy.descriptors}
     covered = registered.keys() if named is None else named
-    unread: list[tuple[ObjectMeta, KeyParts, bool]] = []
-    waiting = dict(registered)
+    sizes: dict[str, int] = {}
+    unread: list[tuple[ObjectMeta, KeyParts]] = []
     for meta in listed(store, fmt.topic_prefix(broker)):
         parts = fmt.parse_key(meta.key)
         if parts is None:
             continue
         found.epoch_last = max(found.epoch_last, parts.epoch)
-        known = waiting.pop(meta.key, None)
-        if known is not None and known[1].size != meta.size:
-            found.damaged[meta.key] = "it has another size than it was registered with"
-        elif known is None and parts.epoch < epoch:
+        sizes[meta.key] = meta.size
+        if meta.key not in registered and parts.epoch < epoch:
             found.stale.append(meta.key)
-        else:
-            if known is not None:
-                found.candidates[known[0]].append(known[1])
-            if known is None or meta.key not in covered:
-                unread.append((meta, parts, known is None))
-    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="frazil-restore") as pool:
-        footers = pool.map(lambda each: _footer(store, each[0], each[1]), unread)
-        for (meta, _parts, is_candidate), footer in zip(unread, footers, strict=True):
-            if isinstance(footer, str):
-                found.damaged[meta.key] = footer
-                continue
-            found.unnamed.add(meta.key)
-            found.lsn_last = max(found.lsn_last, footer.lsn_last)
-            found.footers[footer.topic].append(footer)
-            if is_candidate:
-                descriptor = descriptor_of(footer, key=meta.key, size=meta.size, etag=meta.etag)
-                found.candidates[footer.topic].append(descriptor)
-    for key, (topic, descriptor) in waiting.items():
+        elif meta.key not in covered:
+            unread.append((meta, parts))
+    for meta, footer in _footers(store, unread):
+        if isinstance(footer, str):
+            found.damaged[meta.key] = footer
+            continue
+        found.unnamed.add(meta.key)
+        found.lsn_last = max(found.lsn_last, footer.lsn_last)
+        found.footers[footer.topic].append(footer)
+        if meta.key not in registered:
+            descriptor = descriptor_of(footer, key=meta.key, size=meta.size, etag=meta.etag)
+            found.candidates[footer.topic].append(descriptor)
+    for key, (topic, descriptor) in registered.items():
         # A listing may lack recent objects: a registered one is asked for by its key.
-        meta_now = store.head(key)
-        if meta_now is None or meta_now.size != descriptor.size:
-            found.missing.append(key)
-        else:
+        meta_now = None if key in sizes else store.head(key)
+        size = sizes.get(key) if meta_now is None else meta_now.size
+        if size == descriptor.size:
             found.candidates[topic].append(descriptor)
+        elif key in sizes:
+            found.damaged[key] = "it has another size than it was registered with"
+        else:
+            found.missing.append(key)
     return found
+
+
+def _footers(
+    store: ObjectStore, unread: Sequence[tuple[ObjectMeta, KeyParts]]
+) -> list[tuple[ObjectMeta, Footer | str]]:
+    """Return the footers of objects, or why they cannot be had."""
+    with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="frazil-restore") as pool:
+        footers = pool.map(lambda each: _footer(store, *each), unread)
+        return [(meta, footer) for (meta, _parts), footer in zip(unread, footers, strict=True)]
 
 
 def _footer(store: ObjectStore, meta: ObjectMeta, parts: KeyParts) -> Footer | str:
