@@ -169,10 +169,6 @@ class Cursors:
         found: dict[str, CursorState] = runtime.log.queue.call(copies)
         return found
 
-    def names(self, topic: str) -> list[str]:
-        """Return the names of a topic's subscriptions, sorted."""
-        return sorted(self._engine.topic_runtime(topic).state.cursors)
-
     # -- checks ----------------------------------------------------------------------------------
 
     def check_new(self, runtime: TopicRuntime, name: str) -> None:

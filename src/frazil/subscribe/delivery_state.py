@@ -158,6 +158,11 @@ class DeliveryRecord(msgspec.Struct, eq=False):
     cause: Cause = Cause.ACK
     reason: str = ""
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the consumer that has it is gone."""
+        return self.member is None or not self.member.is_attached
+
     def is_special(self, now_ms: int, attempts_max: int) -> bool:
         """Whether it failed or waits since before a restart, so that it cannot simply go out."""
         return self.due_ms > now_ms or self.attempt > attempts_max
@@ -201,11 +206,9 @@ class Notice(NamedTuple):
     """Something worth a log line."""
 
     kind: NoticeKind
-    consumer_id: int = 0
-    offset: int = -1
-    attempt: int = 0
-    reason: str = ""
-    records: int = 1
+    offset: int | None = None
+    reason: str | None = None
+    records: int | None = None
 
 
 Action = Deliver | Read | DeadLetter | Notice | Change

@@ -41,6 +41,7 @@ DEFAULT_LIMITS: Final = Limits()
 NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
 
 UNREAD, HELD, IN_FLIGHT, READY = State.UNREAD, State.HELD, State.IN_FLIGHT, State.READY
+NOTED: Final = (Cause.DROP, Cause.SKIP)
 SINGLE: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 REASON_CHARACTERS_MAX: Final = 1_024
 REASONS: Final = {Cause.TIMEOUT: "no ack in time", Cause.LOST: "the consumer's stream ended"}
@@ -165,7 +166,7 @@ class Dispatch:
         self._lose(member, now_ms)
         active = self._schedule.active
         if was_active and active is not None:
-            self._actions.append(Notice(NoticeKind.PROMOTED, active.consumer_id))
+            self._actions.append(Notice(NoticeKind.PROMOTED))
 
     def _lose(self, member: Member, now_ms: int) -> None:
         """Take back the records of a consumer that left."""
@@ -472,9 +473,7 @@ class Dispatch:
             record.state = State.BLOCKED
             self._blocked[offset] = record
             self._blocked_bytes += record.size
-            attempt = record.attempt - 1
-            notice = Notice(NoticeKind.BLOCKED, 0, offset, attempt, record.reason)
-            self._actions.append(notice)
+            self._actions.append(Notice(NoticeKind.BLOCKED, offset, record.reason))
             return
         # By an alarm: an ack that comes before it prevents the dead letter.
         record.state = State.DEAD if poison is Poison.DEAD_LETTER else State.OWED
@@ -490,7 +489,7 @@ class Dispatch:
         del self._blocked[record.offset]
         self._blocked_bytes -= record.size
         if not self._blocked:
-            self._actions.append(Notice(NoticeKind.UNBLOCKED, offset=record.offset))
+            self._actions.append(Notice(NoticeKind.UNBLOCKED, record.offset))
 
     def _settle_owed(self, records: list[DeliveryRecord], cause: Cause) -> None:
         """Journal the settling of records without an ack."""
@@ -527,67 +526,74 @@ class Dispatch:
                 self._unacked -= 1
                 self.unacked_bytes -= record.size
                 if record.state is not IN_FLIGHT:
-                    self._alarms.clear(record.offset)
-                    self._returning.discard(record.offset)
-                    self.reading.pop(record.offset, None)
-                    if record.state is State.BLOCKED:
-                        self._unblock(record)
+                    self._forget_wait(record)
             if record.value is not None:
                 self._drop_value(record)
             record.state = State.PASSED if record.state is HELD else State.SETTLED
             record.settling = record.member = None
-        if change.cause is Cause.DROP:
-            for each in change.records:
-                notice = Notice(NoticeKind.DROPPED, 0, each.offset, each.attempt, each.reason)
-                self._actions.append(notice)
-        elif change.cause is Cause.SKIP:
-            count = len(change.records)
-            self._actions.append(
-                Notice(NoticeKind.SKIPPED, offset=change.offsets[0], records=count)
-            )
+        if change.cause in NOTED:
+            self._note_settled(change)
         if self._keyed is not None:
             self._keyed.settled(change.records)
+
+    def _forget_wait(self, record: DeliveryRecord) -> None:
+        """Forget what a settled record waited for."""
+        self._alarms.clear(record.offset)
+        self._returning.discard(record.offset)
+        self.reading.pop(record.offset, None)
+        if record.state is State.BLOCKED:
+            self._unblock(record)
+
+    def _note_settled(self, change: Change) -> None:
+        """Report records that were settled without an ack."""
+        first, count = change.offsets[0], len(change.records)
+        self._actions += (
+            [Notice(NoticeKind.SKIPPED, first, records=count)]
+            if change.cause is Cause.SKIP
+            else [
+                Notice(NoticeKind.DROPPED, one.offset, one.reason or None) for one in change.records
+            ]
+        )
 
     def failed(self, change: Change, *, now_ms: int) -> None:
         """Undo a change that could not be journalled: records are again where they were."""
         assert change.is_open
         change.is_open = False
-        if change.attempts:
-            for record in change.records:
+        self._gaps += change.gaps
+        for record in change.records:
+            if change.attempts:
                 record.counting = None
                 if record.state is State.COUNTING:
                     self._count_failed(record, change.cause, now_ms)
-            self._watch_timeouts(now_ms)
-            return
-        self._gaps += change.gaps
-        lost: list[DeliveryRecord] = []
-        for record in change.records:
+                continue
             record.settling = None
-            if change.cause is not Cause.ACK:
+            if change.cause is Cause.ACK:
+                self._ack_failed(record, now_ms)
+            else:
                 record.state, record.cause = State.OWED, change.cause
                 self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
-            elif record.state is UNREAD:
-                del self._records[record.offset]
-                self._unread -= 1
-            elif record.state is READY:
-                self._arrange(record, now_ms)
-            elif record.state is State.DEAD:
-                # Its dead letter may have been published while the ack was under way.
-                self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
-            elif record.state is HELD and self._keyed is not None:
-                self._keyed.again(record)
-            elif record.state is IN_FLIGHT:
-                if record.member is not None and record.member.is_attached:
-                    record.sent_ms, record.until_ms = now_ms, -1
-                else:
-                    lost.append(record)
         self._watch_timeouts(now_ms)
+        lost = [each for each in change.records if each.state is IN_FLIGHT and each.is_lost]
         if lost:
             lost.sort(key=lambda record: record.offset)
             self._actions += self._fail(lost, Cause.LOST, now_ms)
 
+    def _ack_failed(self, record: DeliveryRecord, now_ms: int) -> None:
+        if record.state is UNREAD:
+            del self._records[record.offset]
+            self._unread -= 1
+        elif record.state is READY:
+            self._arrange(record, now_ms)
+        elif record.state is State.DEAD:
+            # Its dead letter may have been published while the ack was under way.
+            self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
+        elif record.state is HELD and self._keyed is not None:
+            self._keyed.again(record)
+        elif record.state is IN_FLIGHT:
+            record.sent_ms, record.until_ms = now_ms, -1
+
     def _count_failed(self, record: DeliveryRecord, cause: Cause, now_ms: int) -> None:
-        if cause is Cause.NACK and record.member is not None and record.member.is_attached:
+        if cause is Cause.NACK and not record.is_lost:
             record.state, record.sent_ms, record.until_ms = IN_FLIGHT, now_ms, -1
             return
         record.state = State.UNCOUNTED

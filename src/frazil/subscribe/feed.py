@@ -39,8 +39,6 @@ RECORD_OVERHEAD_BYTES: Final = 256
 """What a record takes in memory besides its payload, about."""
 READ_BYTES: Final = 512 << 10
 """How much a worker thread reads and decodes at once."""
-LIVE_BYTES: Final = 256 << 10
-"""How much is read and decoded at once on the loop."""
 LIVE_RECORDS_MAX: Final = 2048
 """A subscription that is further behind the head lags: it is read for in a worker thread."""
 MOVING_RETRY_S: Final = 0.05
@@ -271,8 +269,6 @@ class TopicFeed:
             if offset in chunk:
                 self._cache.use(chunk)
                 return chunk
-        if 0 < self.head - offset <= LIVE_RECORDS_MAX:
-            return self._read_log(offset)
         return None
 
     async def fetch(self, offset: int) -> Record | None:
@@ -317,7 +313,8 @@ class TopicFeed:
     def prefetch(self, offset: int) -> None:
         """Begin to read from `offset` on, if that is not at hand."""
         if self.is_old(offset) and offset not in self._reading and offset not in self._chunks:
-            self.request(offset, _ignore)
+            self._reading[offset] = []
+            self._begin_read(offset)
 
     def end_error(self) -> FrazilError | None:
         """Return why nothing more will come, None while the topic lives."""
@@ -346,22 +343,6 @@ class TopicFeed:
         self._chunks = {}
         self._starts = []
         self._written.clear()
-
-    def _read_log(self, offset: int) -> Chunk | None:
-        """Read recent records from the log alone: they are in the page cache."""
-        source, topic = self.runtime.log.source, self.runtime.state.id
-        if self.end_error() is not None:
-            return None
-        try:
-            piece = source.read(topic, offset=offset, bytes_max=LIVE_BYTES)
-        except FrazilError:
-            # It moved to the disk tier, or is damaged: `request` finds out.
-            return None
-        if not piece.batches:
-            return None
-        chunk = self._decoded(piece, offset)
-        self._add(chunk)
-        return chunk
 
     def _read(self, offset: int) -> Chunk:
         """Read and decode in a worker thread, from any tier."""
@@ -493,7 +474,3 @@ def _text(value: object) -> str:
 def _set_result(read: asyncio.Future[Found], found: Found) -> None:
     if not read.done():
         read.set_result(found)
-
-
-def _ignore(_found: Found) -> None:
-    """Leave it in the cache."""

@@ -6,6 +6,7 @@ settled, whichever consumer owned the key then and owns it now.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import heapq
 import re
@@ -286,25 +287,13 @@ def _by_hash(key: str, eligible: Sequence[Member]) -> Member:
 
 def key_filter(patterns: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that matches keys with patterns of `*` and `?`; no pattern matches all."""
-    texts = [_as_regular_expression(pattern) for pattern in patterns]
+    # Brackets are characters of keys here, and no sets. Each part of a pattern matches at its first
+    # position only (an atomic group): a long key takes no exponential time.
+    texts = [fnmatch.translate(pattern.replace("[", "[[]")) for pattern in patterns]
     if not texts:
         return _accept_all
-    matches = re.compile("|".join(texts), re.DOTALL).fullmatch
+    matches = re.compile("|".join(texts)).match
     return lambda key: matches(key) is not None
-
-
-def _as_regular_expression(pattern: str) -> str:
-    head, *rest = pattern.split("*")
-    if not rest:
-        return _literal(head)
-    # Each part matches where it is found first and nowhere else (an atomic group): no pattern
-    # makes the match of a long key take exponential time.
-    middle = "".join(f"(?>.*?{_literal(part)})" for part in rest[:-1] if part)
-    return f"{_literal(head)}{middle}.*{_literal(rest[-1])}"
-
-
-def _literal(part: str) -> str:
-    return "".join("." if sign == "?" else re.escape(sign) for sign in part)
 
 
 def _accept_all(_key: str) -> bool:

@@ -114,26 +114,17 @@ class SubscriptionSettings:
         """Return the names of a topic's subscriptions that have settings; never waits."""
         return [name for own, name in list(self._stored) if own == uid]
 
-    def put(self, uid: str, name: str, stored: Stored) -> None:
-        """Set everything about a subscription; durable on return.
-
-        Raises:
-            InvalidRequest: if the name cannot be stored.
-            Overloaded: if there are too many, or the disk is full.
-        """
-        with self._lock:
-            self._put(uid, name, stored)
-
     def change(
         self, uid: str, name: str, *, names_max: int | None = None, **changes: Any
     ) -> Stored:
         """Set some fields of `Stored` and keep the others, also those that other calls set meanwhile.
 
-        Durable on return, which is what counts then. Raises as `put` does, and
+        Durable on return, which is what counts then.
 
         Raises:
-            InvalidRequest: if a value is out of range.
-            Overloaded: if the name is new, and the topic has `names_max` with settings.
+            InvalidRequest: if a value is out of range, or the name cannot be stored.
+            Overloaded: if the name is new, and the topic has `names_max` with settings; if the
+                disk is full.
         """
         with self._lock:
             is_new = (uid, name) not in self._stored
@@ -145,7 +136,9 @@ class SubscriptionSettings:
             before = self.get(uid, name)
             stored = attrs.evolve(before, **changes)
             if stored != before or is_new:
-                self._put(uid, name, stored)
+                value = msgspec.msgpack.encode(stored)
+                self._engine.states.put(StateTag.SUBSCRIPTION, _key(uid, name), value)
+                self._stored[uid, name] = stored
             return stored
 
     def delete(self, uid: str, name: str) -> None:
@@ -162,13 +155,6 @@ class SubscriptionSettings:
         self._delete([_key(*key) for key in gone])
         for key in gone:
             self._stored.pop(key, None)
-
-    def _put(self, uid: str, name: str, stored: Stored) -> None:
-        assert "/" not in uid, uid
-        self._engine.states.put(
-            StateTag.SUBSCRIPTION, _key(uid, name), msgspec.msgpack.encode(stored)
-        )
-        self._stored[uid, name] = stored
 
     def _delete(self, keys: list[str]) -> None:
         states = self._engine.states

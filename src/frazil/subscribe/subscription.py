@@ -333,21 +333,18 @@ class Subscription:
         calls, self._ack_calls = list(self._ack_calls.items()), {}
         self.counts.acked += len(offsets)
         change = self._dispatch.ack(offsets, head=self.feed.head)
-        if change is not None and not change.after:
-            self._journal(change, calls)
-        else:
-            self._answer_after(change, calls)
+        self._answer_after(change, calls)
 
     def _answer_after(self, change: Change | None, calls: Calls) -> None:
         """Answer calls when a change, and those it repeats, are durable; at once if None."""
         if change is None:
             _answer(calls, None)
-        elif change.after:
+        elif not change.after:
+            self._journal(change, calls)
+        else:
             self._repeats.append((change, calls))
             if not change.is_empty:
-                self._journal(change, ())
-        else:
-            self._journal(change, calls)
+                self._journal(change)
 
     def _journal(self, change: Change, calls: Sequence[tuple[AnswerAll, list[Any]]] = ()) -> None:
         self._under_way += 1
@@ -649,17 +646,13 @@ class Subscription:
     def _report(self, notice: Notice) -> None:
         """Log a notice; skipped records only once until a consumer comes or leaves."""
         kind = notice.kind
-        facts: dict[str, object] = {}
         if kind is NoticeKind.SKIPPED:
             if kind.value in self._warned:
                 return
             self._warned[kind.value] = ""
-            facts["records"] = notice.records
-        if notice.offset >= 0:
-            facts["offset"] = notice.offset
-        if notice.reason:
-            facts["reason"] = notice.reason
         self.counts.dropped += kind is NoticeKind.DROPPED
+        facts = {name: fact for name, fact in notice._asdict().items() if fact is not None}
+        del facts["kind"]
         level = logging.WARNING if kind in BAD_NOTICES else logging.INFO
         name = f"subscription_{kind.value}"
         event(name, level=level, **facts, topic=self.topic, subscription=self.name)

@@ -104,7 +104,8 @@ def test_a_standby_is_promoted_when_the_active_consumer_is_gone():
     desk.poll()
     desk.sync()
     assert desk.poll() == [(2, 0, 2), (2, 1, 2), (2, 2, 1)]
-    assert desk.told() == [Notice(NoticeKind.PROMOTED, 2)]
+    assert desk.told() == [Notice(NoticeKind.PROMOTED)]
+    assert desk.dispatch.status().active_id == 2
     desk.attach(1)
     desk.feed(1)
     assert desk.poll() == [(2, 3, 1)]

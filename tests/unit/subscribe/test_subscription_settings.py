@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import attrs
 import pytest
 
 from frazil.engine import Engine
@@ -50,6 +51,10 @@ def loaded(engine):
     return settings
 
 
+def put(settings, uid, name, stored):
+    settings.change(uid, name, **attrs.asdict(stored, recurse=False))
+
+
 def uid_of(topic):
     return topic_uid(topic.runtime.state.spec)
 
@@ -59,9 +64,9 @@ def test_what_was_set_is_read_back_after_a_restart(place):
     with place.open() as engine:
         uid = uid_of(engine.create_topic("t"))
         settings = loaded(engine)
-        settings.put(uid, "a/b ö", STORED)
-        settings.put(uid, "gone", STORED)
-        settings.put(uid, "early", Stored())
+        put(settings, uid, "a/b ö", STORED)
+        put(settings, uid, "gone", STORED)
+        put(settings, uid, "early", Stored())
         settings.delete(uid, "gone")
         settings.delete(uid, "never there")
     with place.open() as engine:
@@ -114,7 +119,7 @@ def test_what_is_out_of_range_is_refused_and_changes_nothing(place, fields, reas
     with place.open() as engine:
         uid = uid_of(engine.create_topic("t"))
         settings = loaded(engine)
-        settings.put(uid, "s", STORED)
+        put(settings, uid, "s", STORED)
         with pytest.raises(InvalidRequest, match=reason):
             settings.change(uid, "s", **fields)
         assert settings.get(uid, "s") == STORED
@@ -155,8 +160,8 @@ def test_a_deleted_topic_takes_its_settings_along(place):
         first, second, third = (uid_of(engine.create_topic(name)) for name in ("a", "b", "c"))
         settings = loaded(engine)
         for uid in (first, second, third):
-            settings.put(uid, "s", STORED)
-            settings.put(uid, "s2", STORED)
+            put(settings, uid, "s", STORED)
+            put(settings, uid, "s2", STORED)
         engine.delete_topic("a")
         settings.forget_topic(first)
         assert settings.find(first, "s") is settings.find(first, "s2") is None
@@ -175,7 +180,7 @@ def test_settings_may_go_with_their_topic_while_they_are_deleted(place, monkeypa
     with place.open() as engine:
         uid = uid_of(engine.create_topic("a"))
         settings = loaded(engine)
-        settings.put(uid, "s", STORED)
+        put(settings, uid, "s", STORED)
         honest = engine.states.delete
 
         def delete(tag, key):
@@ -195,7 +200,7 @@ def test_the_parts_of_a_topic_keep_their_settings_at_a_restart(place):
         uids = {uid_of(part) for part in whole.parts}
         assert len(uids) == 1
         uid = uids.pop()
-        loaded(engine).put(uid, "s", STORED)
+        put(loaded(engine), uid, "s", STORED)
     with place.open() as engine:
         assert loaded(engine).get(uid, "s") == STORED
 

@@ -279,7 +279,7 @@ class Admin:
         """Return the subscriptions of a topic, or of all of its parts, sorted."""
         found: set[str] = set()
         for topic in topics:
-            found.update(self._engine.cursors.names(topic.name))
+            found.update(topic.runtime.state.cursors)
             found.update(self._services.unreliable.names(topic.name))
         return sorted(found)
 
@@ -294,7 +294,7 @@ class Admin:
         self._stored(request.topic, name)
         services = self._services
         for topic in topics:
-            if name in self._engine.cursors.names(topic.name):
+            if name in topic.runtime.state.cursors:
                 await services.deliveries.drop(topic.name, name)
             services.unreliable.drop(topic.name, name)
             services.consumers.forget_subscription(topic.name, name)

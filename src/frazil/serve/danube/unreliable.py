@@ -306,7 +306,7 @@ class UnreliableSubscription:
                 elif isinstance(action, Change):
                     dispatch.confirmed(action, now_ms=0)
                 elif isinstance(action, Notice) and action.kind is NoticeKind.SKIPPED:
-                    world.unheard += action.records
+                    world.unheard += action.records or 0
         world.bytes_queued += dispatch.held_bytes - self._bytes_queued
         self._bytes_queued = dispatch.held_bytes
 
