@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from frazil.errors import Closed, Conflict, InvalidRequest, NotFound
+from frazil.errors import Closed, InvalidRequest, NotFound
 from frazil.subscribe import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
 from frazil.subscribe import subscription as subscription_module
 from tests.integration.delivery.delivering import TOPIC, Collector, opened, quiet, run, uid, until
@@ -250,30 +250,6 @@ def test_nothing_is_missed_or_doubled_while_records_move(tmp_path, seed):
     run(tmp_path, work, disk={"log_keep_s": 0})
 
 
-def test_a_nacked_record_comes_again_with_its_number(tmp_path):
-    """The second delivery is attempt 2, has the same payload, and the count survives a restart."""
-
-    async def first(db, deliveries, settings):
-        topic = db.create_topic("t")
-        topic.append_many(payloads(3))
-        settings.change(uid(db), "s", policy=FailurePolicy(**AT_ONCE))
-        consumer = Collector(await opened(deliveries), acks=False)
-        await until(lambda: consumer.got == [0, 1, 2])
-        await consumer.nack(1, reason="no")
-        await until(lambda: consumer.got == [0, 1, 2, 1])
-        assert consumer.attempts == [1, 1, 1, 2]
-        assert consumer.payloads[1] == consumer.payloads[3] == b"1"
-        assert db.cursors.load(TOPIC)["s"].attempts == {1: 2}
-
-    async def second(_db, deliveries, _settings):
-        consumer = Collector(await opened(deliveries))
-        await until(lambda: len(consumer.acked) == 3)
-        assert dict(zip(consumer.got, consumer.attempts, strict=True)) == {0: 1, 1: 2, 2: 1}
-
-    run(tmp_path, first)
-    run(tmp_path, second)
-
-
 def test_a_delay_outlives_a_restart(tmp_path):
     """What a nack put off comes when its time is over, not when the next life begins."""
     delay_s = 3.0
@@ -354,26 +330,6 @@ def test_a_dead_letter_is_written_before_its_record_is_settled(tmp_path):
         counts = consumer.subscription.counts
         assert (counts.delivered, counts.redelivered, counts.nacked) == (2, 1, 2)
         assert (counts.dead_letters, counts.acked) == (1, 0)
-
-    run(tmp_path, work)
-
-
-def test_an_exclusive_subscription_takes_one_consumer(tmp_path):
-    """A second name is refused, the same name takes over and gets the unacked records first."""
-
-    async def work(db, deliveries, _settings):
-        db.create_topic("t").append_many(payloads(4))
-        found = await opened(deliveries)
-        first = Collector(found, 1, "a", acks=False)
-        await until(lambda: first.got == [0, 1, 2, 3])
-        with pytest.raises(Conflict):
-            Collector(found, 2, "b")
-        again = Collector(found, 1, "a")
-        assert first.is_displaced
-        found.detach(first)
-        await until(lambda: len(again.acked) == 4)
-        assert again.got == [0, 1, 2, 3]
-        assert found.consumers == [again]
 
     run(tmp_path, work)
 

@@ -252,26 +252,6 @@ def test_a_dead_letter_of_the_largest_record_fits(tmp_path):
     run(tmp_path, work)
 
 
-def test_a_dead_letter_that_cannot_be_written_is_told(tmp_path):
-    """The subscription says why nothing comes, and goes on when the letter can be written."""
-
-    async def work(db, deliveries, settings):
-        db.create_topic("dead", {"id": "long"})
-        db.create_topic("t").append(b"x")
-        settings.change(uid(db), "s", policy=letters())
-        found = await opened(deliveries)
-        consumer = Collector(found, acks=False)
-        await until(lambda: consumer.got == [0])
-        await consumer.nack(0)
-        await until(lambda: found.status().paused == "dead letters")
-        await asyncio.to_thread(db.delete_topic, "dead")
-        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
-        assert found.status().paused is None
-        assert found.counts.dead_letters == 1
-
-    run(tmp_path, work)
-
-
 def test_a_dead_letter_is_synced_before_its_record_is_settled(tmp_path):
     """Also where the topic of dead letters answers its publishers before it is on the disk."""
 

@@ -85,25 +85,6 @@ def in_thread(work):
     return ended
 
 
-def test_what_was_acked_is_not_delivered_after_a_restart(tmp_path):
-    """Records come once and in order; a later engine goes on behind the last ack."""
-    with open_small(tmp_path) as db:
-        topic = filled(db)
-        with topic.subscribe("s", start="earliest") as stream:
-            some = taken(stream, 6)
-            assert offsets(some) == list(range(6))
-            assert [each.value.payload for each in some] == [b"%d" % n for n in range(6)]
-            assert {each.attempt for each in some} == {1}
-            assert (some[0].topic, some[0].subscription, some[0].part) == ("/default/t", "s", -1)
-            before = next(iter(topic.read())).time_us
-            assert abs(some[0].time.timestamp() * 1e6 - before) < 1
-            for each in some:
-                each.ack()
-    with open_small(tmp_path) as db, db.topic("t").subscribe("s") as stream:
-        assert offsets(taken(stream, 4)) == [6, 7, 8, 9]
-        assert stream.type == "shared"
-
-
 def test_a_closed_stream_gives_back_what_was_not_acked(db):
     """The next consumer gets the records again, as their second delivery."""
     topic = filled(db)
@@ -374,19 +355,6 @@ def test_no_part_is_taken_when_one_is_refused(db):
         with pytest.raises(Conflict):
             topic.subscribe("s", type="exclusive")
         assert topic.parts[0].subscriptions()[0]["consumers"] == []
-
-
-def test_rows_are_delivered_as_dicts_of_ones_own(db):
-    """What one consumer does to a row is not seen by another."""
-    topic = db.create_topic("rows", {"id": "long", "name": "string"}, primary_key="id")
-    topic.insert(id=1, name="a")
-    topic.update(1, {"name": "b"})
-    for name in ("one", "two"):
-        with topic.subscribe(name, start="earliest") as stream:
-            first, second = taken(stream, 2)
-            assert (first.value["id"], first.value["name"]) == (1, "a")
-            assert second.value["name"] == "b"
-            first.value["name"] = "mine"
 
 
 def test_key_filters_choose_what_a_consumer_gets(db):

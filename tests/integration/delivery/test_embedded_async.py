@@ -177,22 +177,6 @@ def test_who_waits_is_told_what_ended_it(tmp_path, how):
     run(tmp_path, work)
 
 
-def test_all_parts_are_one_stream(tmp_path):
-    """A partitioned topic delivers what all of its parts have."""
-
-    async def work(db, _topic):
-        topic = await db.create_topic("p", partitions=3)
-        acks = [await topic.append(b"x", key=str(number)) for number in range(20)]
-        async with topic.subscribe("s", start="earliest", max_unacked=20) as stream:
-            some = await taken(stream, 20)
-            assert {(each.part, each.offset) for each in some} == {(a.part, a.offset) for a in acks}
-            await stream.ack(some)
-        assert (await db.subscriptions.describe("p"))[0]["lag_records"] == 0
-        assert set((await topic.reset_subscription("s", "earliest")).values()) == {0}
-
-    run(tmp_path, work)
-
-
 def test_a_forgotten_stream_gives_its_records_back(tmp_path):
     """Breaking out of a loop frees the consumer, as closing does."""
 

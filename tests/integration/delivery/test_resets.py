@@ -39,25 +39,6 @@ def test_a_reset_leaves_the_active_consumer_at_work(tmp_path):
     run(tmp_path, work)
 
 
-def test_one_that_takes_an_id_over_comes_last(tmp_path):
-    """A consumer of another name under the id of an attached one has no place of it to keep."""
-
-    async def work(db, deliveries, _settings):
-        db.create_topic("t").append_many(payloads(5))
-        found = await opened(deliveries, kind=FAILOVER)
-        first = Collector(found, 1, "a")
-        standby = Collector(found, 2, "b")
-        other = Collector(found, 1, "c")
-        assert first.is_displaced
-        assert [each.name for each in found.consumers] == ["b", "c"]
-        await deliveries.reset(TOPIC, "s", "earliest")
-        await until(lambda: standby.got[-5:] == list(range(5)))
-        assert found.status().active_id == 2
-        assert other.got == []
-
-    run(tmp_path, work)
-
-
 def test_keys_stay_with_their_consumers_over_a_reset(tmp_path):
     """What each of three KeyShared consumers got comes to the same one again."""
 

@@ -11,7 +11,6 @@ import pytest
 from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.subscribe import (
     Backoff,
-    CursorWriter,
     FailurePolicy,
     Poison,
     SubscriptionType,
@@ -188,33 +187,6 @@ def test_a_record_that_cannot_be_read_again_has_not_failed(tmp_path, error):
     run(tmp_path, work)
 
 
-@pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
-def test_nothing_overtakes_what_cannot_be_read(tmp_path, kind):
-    """A consumer that comes back gets the oldest unacked record first, when that can be read."""
-
-    async def work(db, deliveries, settings):
-        topic = db.create_topic("t")
-        topic.append_many([b"%d" % number for number in range(RECORDS)])
-        settings.change(uid(db), "s", policy=policy_of(Poison.BLOCK), max_unacked_messages=5)
-        found = await opened(deliveries, kind=kind)
-        first = Collector(found, acks=False)
-        await until(lambda: len(first.got) == 5)
-        forget_decoded(found)
-        history = Obstructed(found.feed.runtime)
-        history.error = Unavailable("the store does not answer")
-        found.detach(first)
-        again = Collector(found, 2, first.name, acks=False)
-        await until(lambda: history.asked >= 3)
-        assert again.got == []
-        history.error = None
-        again.acks = True
-        await until(lambda: len(again.acked) == RECORDS)
-        assert again.got == list(range(RECORDS))
-        assert again.attempts[:6] == [2] * 5 + [1]
-
-    run(tmp_path, work)
-
-
 def test_the_time_for_an_ack_begins_when_a_record_is_sent(tmp_path):
     """A read that takes longer than an ack may is no failure of the consumer."""
 
@@ -240,38 +212,6 @@ def test_the_time_for_an_ack_begins_when_a_record_is_sent(tmp_path):
         assert consumer.attempts[1] == 2
 
     run(tmp_path, work)
-
-
-def test_what_is_acked_while_it_is_read_goes_once_if_the_ack_is_refused(tmp_path, monkeypatch):
-    """It is delivered anew, and not also as it was when the ack came."""
-
-    async def work(db, deliveries, settings):
-        db.create_topic("t").append_many([b"%d" % number for number in range(RECORDS)])
-        settings.change(uid(db), "s", policy=policy_of(), max_unacked_messages=1)
-        found = await opened(deliveries)
-        consumer = Collector(found, acks=False)
-        await until(lambda: consumer.got == [0])
-        forget_decoded(found)
-        history = Obstructed(found.feed.runtime)
-        history.may_go_on.clear()
-        await consumer.nack(0)
-        await until(lambda: history.asked >= 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(CursorWriter, "add", refuse_later)
-            consumer.ack(0)
-            await until(lambda: consumer.refused == [0])
-        await quiet()
-        history.may_go_on.set()
-        await until(lambda: len(consumer.got) > 1)
-        await quiet()
-        assert (consumer.got, consumer.attempts) == ([0, 0], [1, 2])
-
-    run(tmp_path, work)
-
-
-def refuse_later(_writer, _runtime, _name, _change, answer):
-    """Refuse a change as a journal without room does."""
-    asyncio.get_running_loop().call_soon(answer, Unavailable("the disk is full"))
 
 
 def test_blocked_records_of_an_earlier_life_leave_room_for_other_keys(tmp_path):

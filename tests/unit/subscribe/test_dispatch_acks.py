@@ -34,17 +34,6 @@ def kinds(desk):
     return [each.kind for each in desk.told()]
 
 
-def test_an_ack_counts_when_it_is_durable():
-    """Until the journal confirms, the cursor stands still and nothing is redelivered."""
-    desk = delivered(ack_timeout_ms=100)
-    assert desk.ack(0, 1, 2).ranges == [(0, 3)]
-    assert desk.dispatch.cursor == Cursor(0)
-    assert desk.poll(1_000) == []
-    assert not desk.dispatch.cursor.acked_below
-    desk.sync()
-    assert desk.dispatch.cursor == Cursor(3)
-
-
 def test_acks_below_the_head_count_and_others_have_no_effect():
     """A held record is settled and not delivered; settled ones and those beyond change nothing."""
     desk = delivered(limits={"max_unacked_messages": 2})
@@ -57,43 +46,6 @@ def test_acks_below_the_head_count_and_others_have_no_effect():
     assert desk.offsets() == []
     desk.feed(1)
     assert desk.offsets() == [3]
-
-
-def test_a_repeated_ack_waits_for_the_first():
-    """Its answer depends on the change that is on its way, also within one call."""
-    desk = delivered()
-    first = desk.ack(1, 1)
-    assert (first.offsets, first.after) == ([1], [])
-    again = desk.ack(1)
-    assert again.is_empty
-    assert again.after == [first]
-    mixed = desk.ack(0, 1, 1)
-    assert (mixed.ranges, mixed.after) == ([(0, 1)], [first])
-
-
-def test_a_refused_ack_leaves_the_record_with_its_consumer():
-    """It can be acked again, and times out anew if it is not."""
-    desk = delivered(ack_timeout_ms=1_000)
-    desk.ack(0)
-    desk.now = 900
-    desk.refuse()
-    assert desk.poll(200) == []
-    assert [change.offsets for change in desk.changes] == [[1, 2]]
-    assert desk.ack(0).offsets == [0]
-    desk.sync()
-    assert desk.dispatch.cursor == Cursor(1)
-
-
-def test_a_refused_ack_of_a_lost_consumer_is_delivered_again():
-    """With nobody to keep it, the record goes to the next consumer."""
-    desk = delivered()
-    desk.ack(0, 1, 2)
-    desk.detach(1)
-    desk.refuse()
-    desk.attach(2)
-    desk.poll()
-    desk.sync()
-    assert desk.poll() == [(2, 0, 2), (2, 1, 2), (2, 2, 2)]
 
 
 def test_a_late_ack_counts():
@@ -123,26 +75,6 @@ def test_time_outs_are_counted_durably_before_the_redelivery():
     assert desk.poll() == [(1, 0, 2)]
 
 
-def test_an_ack_time_out_of_nothing_never_fires():
-    """Zero means that an ack may take for ever."""
-    desk = delivered(ack_timeout_ms=0)
-    assert desk.dispatch.due_ms() is None
-    assert desk.poll(10**9) == []
-    assert desk.changes == []
-
-
-@pytest.mark.parametrize(("asked_ms", "waited_ms"), [(0, 100), (30, 100), (250, 250), (9_999, 400)])
-def test_a_nack_waits_as_long_as_asked_within_the_policy(asked_ms, waited_ms):
-    """The delay is the longer of both, up to the policy's limit."""
-    desk = delivered(base_redelivery_delay_ms=100, max_redelivery_delay_ms=400)
-    change = desk.nack(1, delay_ms=asked_ms)
-    assert (change.offsets, change.attempts) == ([1], [2])
-    desk.sync()
-    assert desk.dispatch.due_ms() == waited_ms
-    assert desk.poll(waited_ms - 1) == []
-    assert desk.poll(1) == [(1, 1, 2)]
-
-
 def test_late_nacks_are_ignored_and_repeated_ones_wait():
     """Only a record with a consumer can be given back; a repeat waits for the first."""
     desk = delivered()
@@ -163,19 +95,6 @@ def test_a_refused_nack_leaves_the_record_with_its_consumer():
     desk.nack(0)
     desk.refuse()
     assert desk.nack(0).attempts == [2]
-
-
-def test_a_refused_count_is_tried_again():
-    """A time-out that could not be journalled is journalled later, then delivered."""
-    desk = delivered(count=1, ack_timeout_ms=100, base_redelivery_delay_ms=0)
-    desk.poll(100)
-    desk.refuse()
-    assert desk.poll(999) == []
-    assert desk.changes == []
-    desk.poll(1)
-    assert desk.changes[0].attempts == [2]
-    desk.sync()
-    assert desk.poll() == [(1, 0, 2)]
 
 
 def test_back_off_doubles():
@@ -292,15 +211,6 @@ def test_clients_that_go_fail_no_record_for_good(poison):
     assert len(desk.ack(0, 1, 2).offsets) == 3
 
 
-def test_attempts_survive_a_restart():
-    """The count goes on where it was, and an exhausted record is not delivered again."""
-    desk = Desk(EXCLUSIVE, attempts={1: 3, 2: 5}, max_redelivery_count=3, **DEAD)
-    desk.attach(1)
-    desk.feed(4)
-    assert desk.poll() == [(1, 0, 1), (1, 1, 3), (1, 3, 1)]
-    assert desk.told() == [DeadLetter(2, 4, "failed too often before a restart")]
-
-
 def test_a_record_that_blocked_blocks_after_a_restart():
     """What comes before it is delivered, what comes behind it is not."""
     desk = Desk(EXCLUSIVE, attempts={1: 2}, max_redelivery_count=0)
@@ -318,24 +228,6 @@ def test_a_record_that_was_to_be_dropped_is_dropped_after_a_restart():
     assert desk.offsets() == [1]
     desk.poll()
     assert desk.changes[0].ranges == [(0, 1)]
-
-
-@pytest.mark.parametrize("when", ["before feeding", "while held", "refused"])
-def test_an_ack_counts_for_a_delivery_before_the_restart(when):
-    """A counted second attempt shows that the record was delivered: its ack is not lost."""
-    desk = Desk(EXCLUSIVE, attempts={1: 2})
-    desk.head = 3
-    if when != "before feeding":
-        desk.feed(3)
-    assert desk.ack(1).ranges == [(1, 2)]
-    if when == "refused":
-        desk.refuse()
-    else:
-        desk.sync()
-        desk.feed(3 if when == "before feeding" else 0)
-    desk.attach(1)
-    expected = [(1, 0, 1), (1, 1, 2), (1, 2, 1)]
-    assert desk.poll() == [each for each in expected if when == "refused" or each[1] != 1]
 
 
 def test_a_refused_ack_after_the_record_was_passed_over_delivers_it():

@@ -13,43 +13,6 @@ def desk_of(*consumers, **options):
     return desk
 
 
-def test_one_record_of_a_key_is_out_at_a_time():
-    """The next follows the durable ack of the last, without waiting for a tick."""
-    desk = desk_of(1)
-    desk.feed(keys=["a", "a", "b", "a"])
-    assert desk.offsets() == [0, 2]
-    desk.ack(0)
-    assert desk.offsets() == []
-    desk.sync()
-    assert desk.offsets() == [1]
-    desk.ack(2, 1)
-    desk.sync()
-    assert desk.offsets() == [3]
-
-
-def test_a_handful_of_keys_reaches_all_consumers():
-    """Keys are spread evenly, and every record of a key goes to one consumer."""
-    desk = desk_of(1, 2)
-    got = {}
-    for _ in range(5):
-        desk.feed(keys=["a", "b", "c", "d"])
-        for consumer, offset, _ in desk.poll():
-            got.setdefault("abcd"[offset % 4], set()).add(consumer)
-            desk.ack(offset)
-        desk.sync()
-    assert sorted(map(sorted, got.values())) == [[1], [1], [2], [2]]
-
-
-def test_many_keys_are_out_at_once():
-    """Records of different keys fill the window and are acked in any order."""
-    desk = desk_of(1, limits={"max_unacked_messages": 10})
-    desk.feed(keys=[f"k{at}" for at in range(15)])
-    assert desk.offsets() == list(range(10))
-    desk.ack(9, 3)
-    desk.sync()
-    assert desk.offsets() == [10, 11]
-
-
 def test_a_join_keeps_the_order_of_keys():
     """Keys stay with their owner; what is out stays out."""
     desk = desk_of(1)
@@ -113,15 +76,6 @@ def test_a_stopped_consumer_holds_only_its_keys():
     assert desk.poll() == [(2, 1, 1), (2, 3, 1)]
     desk.dispatch.want(1, messages=1, size_bytes=1)
     assert desk.poll() == [(1, 0, 1)]
-
-
-def test_filters_choose_the_consumer():
-    """A key goes to a consumer whose patterns match it."""
-    desk = Desk(SubscriptionType.KEY_SHARED)
-    desk.attach(1, filters=["eu-*"])
-    desk.attach(2, filters=["us-?", "x"])
-    desk.feed(keys=["us-1", "eu-1", "x", "eu-22"])
-    assert sorted(desk.poll()) == [(1, 1, 1), (1, 3, 1), (2, 0, 1), (2, 2, 1)]
 
 
 def test_a_key_that_nobody_accepts_is_skipped_after_a_grace():

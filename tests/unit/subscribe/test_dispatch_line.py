@@ -75,22 +75,6 @@ def test_a_second_exclusive_consumer_is_refused():
     desk.attach(3, "other")
 
 
-def test_after_a_reconnect_the_oldest_unacked_record_comes_first():
-    """What came back goes before what was never delivered, in offset order."""
-    desk = Desk(EXCLUSIVE, limits={"max_unacked_messages": 5})
-    desk.attach(1)
-    desk.feed(9)
-    desk.poll()
-    desk.ack(1)
-    desk.sync()
-    desk.poll()
-    desk.detach(1)
-    desk.attach(1)
-    assert desk.offsets() == []
-    desk.sync()
-    assert desk.poll() == [(1, 0, 2), (1, 2, 2), (1, 3, 2), (1, 4, 2), (1, 5, 2)]
-
-
 def test_a_standby_is_promoted_when_the_active_consumer_is_gone():
     """The one that came next gets everything, what was unacked first."""
     desk = Desk(FAILOVER)
@@ -132,29 +116,6 @@ def test_shared_is_exactly_even(burst):
     assert got == {1: 12, 2: 12, 3: 12}
 
 
-def test_a_lost_shared_consumer_leaves_only_its_own_records():
-    """Its unacked records go to the others; nobody else's are doubled."""
-    desk = Desk(SHARED)
-    desk.attach(1)
-    desk.attach(2)
-    desk.feed(6)
-    assert desk.poll() == [(1, 0, 1), (1, 2, 1), (1, 4, 1), (2, 1, 1), (2, 3, 1), (2, 5, 1)]
-    desk.detach(1)
-    desk.poll()
-    desk.sync()
-    assert desk.poll() == [(2, 0, 2), (2, 2, 2), (2, 4, 2)]
-    assert desk.poll(5_000) == []
-
-
-def test_a_stopped_consumer_does_not_hold_up_the_others():
-    """A consumer without room is passed over."""
-    desk = Desk(SHARED)
-    desk.attach(1, messages=1)
-    desk.attach(2)
-    desk.feed(5)
-    assert sorted(desk.poll()) == [(1, 0, 1), (2, 1, 1), (2, 2, 1), (2, 3, 1), (2, 4, 1)]
-
-
 def test_what_is_held_is_bounded():
     """The reader is told how much it may bring."""
     desk = Desk(EXCLUSIVE, limits={"held_max": 7})
@@ -179,15 +140,6 @@ def test_gaps_of_a_topic_count_as_settled():
     assert sorted(desk.ack(2, 3, 6).ranges) == [(0, 2), (2, 4), (4, 6), (6, 7), (7, 9)]
     desk.sync()
     assert desk.dispatch.cursor == Cursor(9)
-
-
-def test_what_is_settled_is_not_delivered_after_a_restart():
-    """Feeding begins at the contiguous end and leaves out what was acked above it."""
-    desk = Desk(EXCLUSIVE, cursor=Cursor(3, [(5, 7)]))
-    assert desk.dispatch.offset_next == 3
-    desk.attach(1)
-    desk.feed(6)
-    assert desk.offsets() == [3, 4, 7, 8]
 
 
 def test_a_status_says_what_goes_on():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.subscribe import Alarms, Cause, Cursor, SubscriptionType
+from frazil.subscribe import Alarms, Cause, SubscriptionType
 from tests.unit.subscribe.desk import Desk
 
 SHARED = SubscriptionType.SHARED
@@ -57,24 +57,6 @@ def test_more_time_may_be_given_again_and_again():
     assert desk.dispatch.due_ms() == desk.now + TIMEOUT_MS
 
 
-def test_a_prolonged_record_is_settled_given_back_and_lost_like_others():
-    """An ack, a nack and the end of the consumer find it."""
-    desk = desk_with(1)
-    for offset in range(3):
-        desk.dispatch.prolong(offset, until_ms=10_000)
-    desk.ack(0)
-    desk.nack(1)
-    desk.sync()
-    assert desk.dispatch.cursor == Cursor(1)
-    assert desk.poll() == [(1, 1, 2)]
-    desk.detach(1)
-    desk.attach(2)
-    desk.poll()
-    desk.sync()
-    assert desk.poll() == [(2, 1, 3), (2, 2, 2)]
-    assert desk.dispatch.due_ms() == desk.now + TIMEOUT_MS
-
-
 def test_only_what_is_with_a_consumer_can_be_prolonged():
     """Records that wait, are settled or were never delivered are as they were."""
     desk = desk_with(1, base_redelivery_delay_ms=500, max_redelivery_delay_ms=500)
@@ -107,26 +89,6 @@ def test_without_a_time_for_acks_nothing_is_overdue():
     assert desk.dispatch.overdue(10**9) == []
     assert desk.dispatch.due_ms() is None
     assert timed_out(desk, 10**9) == []
-
-
-def test_what_nobody_saw_is_taken_back_without_a_count():
-    """It goes to the next at once, as the same attempt, and nothing is journalled."""
-    desk = desk_with(1, 2, count=4)
-    desk.detach(2)
-    desk.poll()
-    desk.sync()
-    assert sorted(desk.poll()) == [(1, 1, 2), (1, 3, 2)]
-    desk.attach(3)
-    desk.dispatch.take_back(1, [0, 1, 9])
-    assert desk.poll() == [(1, 0, 1), (3, 1, 2)]
-    assert desk.changes == []
-    # It is with another by now.
-    desk.dispatch.take_back(1, [1])
-    assert desk.poll() == []
-    assert desk.dispatch.are_with(1, [0, 2, 3], [1, 1, 2])
-    assert not desk.dispatch.are_with(1, [0, 2, 3], [1, 1, 1])
-    assert not desk.dispatch.are_with(1, [0, 1], [1, 2])
-    assert desk.dispatch.are_with(3, [1], [2])
 
 
 def test_what_is_taken_back_keeps_the_order_of_a_line():

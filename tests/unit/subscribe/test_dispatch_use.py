@@ -8,25 +8,6 @@ from tests.unit.subscribe.counted_lines import lines_at_most
 from tests.unit.subscribe.desk import MUCH, Desk
 
 
-def test_deliveries_that_are_settled_at_once_are_forgotten():
-    """Records that are acked and confirmed as they are delivered reach all evenly, and are gone."""
-    dispatch = Dispatch(SubscriptionType.SHARED, limits=Limits(max_unacked_messages=100))
-    got = {1: [], 2: []}
-    for consumer in got:
-        dispatch.attach(consumer, name=str(consumer), now_ms=0)
-        dispatch.want(consumer, messages=MUCH, size_bytes=MUCH)
-    for burst in range(5):
-        offsets = list(range(burst * 10, burst * 10 + 10))
-        dispatch.feed(offsets, [1] * 10, offset_end=burst * 10 + 10)
-        for action in dispatch.poll(0):
-            got[action.consumer_id] += action.offsets
-            dispatch.confirmed(dispatch.ack(action.offsets, head=dispatch.offset_next), now_ms=0)
-    assert got == {1: list(range(0, 50, 2)), 2: list(range(1, 50, 2))}
-    assert dispatch.cursor == Cursor(50)
-    dispatch.detach(1, now_ms=0)
-    assert dispatch.poll(0) == []
-
-
 def test_what_does_not_fit_can_be_fed_as_a_gap():
     """A caller that may drop records passes over them."""
     desk = Desk(SubscriptionType.EXCLUSIVE, limits={"held_max": 2})

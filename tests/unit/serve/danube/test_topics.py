@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
@@ -46,26 +45,6 @@ def test_a_restart_knows_which_topics_are_not_reliable(tmp_path):
 
     assert run(tmp_path, make) == [True, False, False, False]
     assert run(tmp_path, look) == [True, False, False, False]
-
-
-def test_reliability_is_told_without_a_question_to_the_journal(tmp_path):
-    """While the writer's thread is busy the answer comes all the same."""
-
-    async def scene(topics, engine):
-        topic = await topics.for_producer("/default/t", is_reliable=False)
-        begun, told = threading.Event(), threading.Event()
-
-        def keep_busy():
-            begun.set()
-            return told.wait(60)
-
-        busy = asyncio.create_task(asyncio.to_thread(engine.log.queue.call, keep_busy))
-        await asyncio.to_thread(begun.wait, 60)
-        is_reliable = topics.is_reliable(topic)
-        told.set()
-        return is_reliable, await busy
-
-    assert run(tmp_path, scene) == (False, True)
 
 
 @pytest.mark.parametrize("was_created", [True, False])

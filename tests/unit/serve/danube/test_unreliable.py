@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
 
 import pytest
 
@@ -184,47 +183,6 @@ def test_exclusive_has_one_consumer():
         return first.payloads, second.payloads
 
     assert run(scene) == ([], [b"x"])
-
-
-def test_failover_has_one_active_consumer():
-    """The first gets all; when it is gone the next one does, with what was not written yet."""
-
-    async def scene(world):
-        subscription = world.open("/default/t", "s", kind=FAILOVER)
-        first, second = join(subscription, 1, room=None), join(subscription, 2)
-        publish(world, [b"a", b"b"])
-        await turns()
-        assert second.payloads == []
-        subscription.ready(first, messages=1, size_bytes=1 << 20)
-        await turns()
-        subscription.detach(first)
-        publish(world, [b"c"])
-        await turns()
-        return first.payloads, second.payloads
-
-    assert run(scene) == ([b"a"], [b"b", b"c"])
-
-
-def test_a_key_stays_with_its_consumer():
-    """KeyShared: both consumers have keys, a key has one consumer, and moves when that leaves."""
-
-    async def scene(world):
-        subscription = world.open("/default/t", "s", kind=KEY_SHARED)
-        readers = [join(subscription, number) for number in (1, 2)]
-        for key in ("a", "b", "c", "d"):
-            publish(world, [b"1", b"2", b"3"], key)
-        await turns()
-        owned = [Counter(record.value.key for record in reader.records) for reader in readers]
-        subscription.detach(readers[0])
-        for key in ("a", "b", "c", "d"):
-            publish(world, [b"4"], key)
-        await turns()
-        return owned, {record.value.key for record in readers[1].records}
-
-    owned, moved = run(scene)
-    assert [len(keys) for keys in owned] == [2, 2]
-    assert owned[0] + owned[1] == {"a": 3, "b": 3, "c": 3, "d": 3}
-    assert moved == {"a", "b", "c", "d"}
 
 
 def test_patterns_choose_the_keys():
