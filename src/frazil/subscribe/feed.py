@@ -39,6 +39,8 @@ RECORD_OVERHEAD_BYTES: Final = 256
 """What a record takes in memory besides its payload, about."""
 READ_BYTES: Final = 512 << 10
 """How much a worker thread reads and decodes at once."""
+LIVE_BYTES: Final = 256 << 10
+"""How much is read and decoded at once on the loop."""
 LIVE_RECORDS_MAX: Final = 2048
 """A subscription that is further behind the head lags: it is read for in a worker thread."""
 MOVING_RETRY_S: Final = 0.05
@@ -269,6 +271,8 @@ class TopicFeed:
             if offset in chunk:
                 self._cache.use(chunk)
                 return chunk
+        if 0 < self.head - offset <= LIVE_RECORDS_MAX:
+            return self._read_log(offset)
         return None
 
     async def fetch(self, offset: int) -> Record | None:
@@ -343,6 +347,22 @@ class TopicFeed:
         self._chunks = {}
         self._starts = []
         self._written.clear()
+
+    def _read_log(self, offset: int) -> Chunk | None:
+        """Read recent records from the log alone: they are in the page cache."""
+        runtime = self.runtime
+        if self.end_error() is not None:
+            return None
+        try:
+            piece = runtime.log.source.read(runtime.state.id, offset=offset, bytes_max=LIVE_BYTES)
+        except FrazilError:
+            # It moved to the disk tier, or is damaged: `request` finds out.
+            return None
+        if not piece.batches:
+            return None
+        chunk = self._decoded(piece, offset)
+        self._add(chunk)
+        return chunk
 
     def _read(self, offset: int) -> Chunk:
         """Read and decode in a worker thread, from any tier."""
