@@ -12,7 +12,7 @@ from frazil.errors import Closed, InvalidRequest, NotFound
 from frazil.subscribe import Backoff, FailurePolicy, Limits, Poison, SubscriptionType
 from frazil.subscribe import subscription as subscription_module
 from tests.integration.delivery.delivering import TOPIC, Collector, opened, quiet, run, uid, until
-from tests.integration.engine.opening import LOG_ALONE, rotate, rows_of
+from tests.integration.engine.opening import rotate, rows_of
 
 SHARED, BY_KEY = SubscriptionType.SHARED, SubscriptionType.KEY_SHARED
 AT_ONCE = {"base_redelivery_delay_ms": 0, "backoff": Backoff.FIXED}
@@ -473,27 +473,6 @@ def test_a_closed_engine_ends_every_stream(tmp_path):
             await opened(deliveries)
 
     run(tmp_path, work)
-
-
-def test_a_full_quota_that_expires_records_moves_on_and_says_so(tmp_path):
-    """A consumer that was away goes on behind the records that its topic's quota took."""
-
-    async def work(db, deliveries, _settings):
-        topic = db.create_topic("t", retention_bytes=40_000, on_full="expire")
-        found = await opened(deliveries)
-        for number in range(10):
-            topic.append_many([random.Random(number).randbytes(1000)] * 10)
-            rotate(db)
-        db.upkeep.check_quotas()
-        hold = topic.describe()["holds"]["subscription:s"]
-        assert 0 < hold < 100
-        consumer = Collector(found)
-        await until(lambda: consumer.got[-1:] == [99])
-        assert consumer.got == list(range(hold, 100))
-        assert found.counts.missed == hold
-        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 100)
-
-    run(tmp_path, work, retention_age_s=0.0, memory=LOG_ALONE)
 
 
 def test_parts_keep_their_settings_until_the_last_subscription_goes(tmp_path):

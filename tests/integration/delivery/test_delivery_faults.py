@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
-from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType, feed, subscription
+from frazil.subscribe import Backoff, FailurePolicy, Poison, SubscriptionType, subscription
 from frazil.topic import StateTag
 from tests.integration.delivery.delivering import (
     TOPIC,
@@ -350,14 +350,6 @@ def test_what_was_not_kept_is_a_dead_letter_with_its_payload(tmp_path, monkeypat
         assert found.counts.missed == 0
 
     run(tmp_path, work)
-
-
-def test_the_size_of_a_message_counts_all_that_others_chose():
-    """Key, names and attributes count, so that no bound can be passed through them."""
-    plain = feed.Message(b"x" * 10)
-    rich = feed.Message(b"x" * 10, "key", {"name": "v" * 100}, None, "producer")
-    assert feed.size_of(plain) == 10
-    assert feed.size_of(rich) >= 10 + 3 + 104 + 8
 
 
 def test_a_feed_goes_with_its_last_subscription(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 import time
@@ -13,8 +12,6 @@ import frazil
 from frazil import FailurePolicy
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
 from frazil.subscribe import Poison, cursors
-from tests.integration.delivery.delivering import Collector, run
-from tests.integration.delivery.delivering import until as until_on_loop
 from tests.integration.engine.opening import open_small
 from tests.integration.engine.test_failures import FailsWhenTold
 
@@ -107,18 +104,6 @@ def test_a_stream_that_is_forgotten_gives_its_records_back(db):
     until(lambda: topic.subscriptions()[0]["consumers"] == [])
     with topic.subscribe("s") as stream:
         assert sorted(offsets(taken(stream, 10))) == list(range(10))
-
-
-def test_iteration_stops_at_the_window_until_something_is_acked(db):
-    """With `max_unacked` records delivered nothing more comes; each ack lets one through."""
-    topic = filled(db)
-    with topic.subscribe("s", start="earliest", max_unacked=4) as stream:
-        some = taken(stream, 4)
-        assert is_quiet(stream)
-        assert topic.subscriptions()[0]["unacked"] == 4
-        some[2].ack()
-        assert offsets(taken(stream, 1)) == [4]
-        assert is_quiet(stream)
 
 
 def test_what_waits_for_a_program_is_bounded(db):
@@ -369,26 +354,6 @@ def test_key_filters_choose_what_a_consumer_gets(db):
     ):
         assert sorted(offsets(taken(red, 4))) == [1, 3, 5, 7]
         assert sorted(offsets(taken(blue, 4))) == [0, 2, 4, 6]
-
-
-def test_a_broker_on_the_engine_shares_its_subscriptions(tmp_path):
-    """What is given by `share` is used: no thread is started, and it is closed by its owner."""
-
-    async def work(db, deliveries, settings):
-        loop = asyncio.get_running_loop()
-        topic = filled(db)
-        db.subscribing.share(deliveries, settings, loop)
-        with pytest.raises(InvalidRequest, match="event loop"):
-            topic.subscribe("s")
-        stream = await asyncio.to_thread(topic.subscribe, "s", start="earliest", max_unacked=5)
-        some = await asyncio.to_thread(taken, stream, 5)
-        assert db.subscribing._thread is None
-        other = Collector(deliveries.find("/default/t", "s"))
-        await asyncio.to_thread(stream.ack, some)
-        await asyncio.to_thread(stream.close)
-        await until_on_loop(lambda: sorted(other.got) == [5, 6, 7, 8, 9])
-
-    run(tmp_path, work)
 
 
 def test_what_cannot_be_asked_for_is_refused_with_the_reason(db):

@@ -10,9 +10,8 @@ import pytest
 
 from frazil import FailurePolicy
 from frazil.errors import Conflict, InvalidRequest, NotFound
-from frazil.subscribe import Backoff, Poison, SubscriptionSettings
+from frazil.subscribe import Backoff, Poison
 from tests.integration.delivery.test_embedded import (
-    WAIT_S,
     filled,
     is_quiet,
     offsets,
@@ -146,18 +145,6 @@ def test_a_subscription_that_nobody_consumes_keeps_its_place(tmp_path):
             assert facts_of(topic)["max_unacked"] == 10
 
 
-def test_a_part_that_leaves_takes_no_settings_with_it(db):
-    """Removing the subscription of one part leaves type and policy of the others."""
-    topic = db.create_topic("p", partitions=2)
-    db.subscriptions.create("p", "s", type="key_shared", start="earliest")
-    topic.set_subscription("s", policy={"max_redelivery_count": 9}, max_unacked=33)
-    topic.parts[0].unsubscribe("s")
-    (facts,) = topic.subscriptions()
-    assert [each["topic"] for each in facts["parts"]] == ["/default/p-part-1"]
-    assert (facts["type"], facts["max_unacked"]) == ("key_shared", 33)
-    assert topic.subscription_policy("s").max_redelivery_count == 9
-
-
 def test_policies_are_kept_and_used(tmp_path):
     """A policy may come before its subscription; fields that are not named stay as they are."""
     with open_small(tmp_path) as db:
@@ -217,25 +204,6 @@ def test_policies_that_cannot_work_are_refused(db):
     with pytest.raises(InvalidRequest, match="its own"):
         parts.set_subscription("s", policy={**letters, "dead_letter_topic": "p"})
     assert topic.subscription_policy("s") == FailurePolicy()
-
-
-def test_a_deleted_topic_leaves_nothing_of_its_subscriptions(tmp_path):
-    """A topic that is made again under the name begins without them."""
-    with open_small(tmp_path) as db:
-        topic = filled(db)
-        with topic.subscribe("s", type="failover", start="earliest", max_unacked=3) as stream:
-            taken(stream, 1)
-            db.delete_topic("t")
-            with pytest.raises(NotFound):
-                stream.receive(WAIT_S)
-        fresh = filled(db)
-        assert fresh.subscriptions() == []
-        settings = SubscriptionSettings(db)
-        settings.load()
-        assert settings._stored == {}
-        with fresh.subscribe("s", start="earliest") as stream:
-            assert stream.type == "shared"
-            assert offsets(taken(stream, 10)) == list(range(10))
 
 
 def test_the_thread_of_subscriptions_ends_with_the_engine(tmp_path):

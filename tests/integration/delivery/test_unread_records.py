@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import attrs
 import pytest
 
-from frazil.errors import CorruptionError, InvalidRequest, NotFound, Unavailable
+from frazil.errors import InvalidRequest, NotFound, Unavailable
 from frazil.subscribe import (
     Backoff,
     FailurePolicy,
@@ -21,7 +20,6 @@ from tests.integration.delivery.delivering import (
     TOPIC,
     Collector,
     opened,
-    quiet,
     run,
     uid,
     until,
@@ -110,30 +108,6 @@ def test_every_dead_letter_is_written_whatever_else_is_read(tmp_path, monkeypatc
     run(tmp_path, work)
 
 
-def test_records_on_their_way_between_tiers_are_no_reason_to_settle(tmp_path):
-    """A dead letter whose record nothing gives for a moment waits for it."""
-
-    async def work(db, deliveries, settings):
-        db.create_topic("t").append_many([b"%d" % number for number in range(RECORDS)])
-        policy = policy_of(Poison.DEAD_LETTER, max_redelivery_count=0)
-        settings.change(uid(db), "s", policy=policy)
-        found = await opened(deliveries)
-        consumer = Collector(found, acks=False)
-        await until(lambda: len(consumer.got) == 10)
-        forget_decoded(found)
-        history = Obstructed(found.feed.runtime)
-        history.error = no_longer_held()
-        await consumer.nack(0)
-        await until(lambda: found.status().paused == "dead letters")
-        assert db.cursors.load(TOPIC)["s"].acked_below == 0
-        history.error = None
-        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
-        assert [row["payload"] for row in rows_of(db.topic("dead"))] == [b"0"]
-        assert found.counts.missed == 0
-
-    run(tmp_path, work)
-
-
 def test_what_nobody_gave_up_is_not_passed_over(tmp_path):
     """Records that are held and not found stop the subscription; found again, all of them come."""
 
@@ -152,36 +126,6 @@ def test_what_nobody_gave_up_is_not_passed_over(tmp_path):
         await until(lambda: len(consumer.acked) == RECORDS)
         assert consumer.got == list(range(RECORDS))
         assert found.counts.missed == 0
-        assert found.damage is None
-
-    run(tmp_path, work)
-
-
-@pytest.mark.parametrize("error", [no_longer_held(), CorruptionError("damaged"), Unavailable("no")])
-def test_a_record_that_cannot_be_read_again_has_not_failed(tmp_path, error):
-    """Whatever is met, and however often, it is neither dropped nor settled, and comes at last."""
-
-    async def work(db, deliveries, settings):
-        db.create_topic("t").append_many([b"%d" % number for number in range(RECORDS)])
-        settings.change(uid(db), "s", policy=policy_of())
-        found = await opened(deliveries, kind=SubscriptionType.SHARED)
-        consumer = Collector(found, acks=False)
-        await until(lambda: len(consumer.got) == 10)
-        forget_decoded(found)
-        history = Obstructed(found.feed.runtime)
-        history.error = error
-        await consumer.nack(0)
-        # More often than it may be delivered.
-        await until(lambda: history.asked >= 4)
-        assert found.counts.dropped == found.counts.missed == 0
-        assert found.status().paused == "cannot read"
-        history.error = None
-        consumer.acks = True
-        for offset in range(1, 10):
-            consumer.ack(offset)
-        await until(lambda: len(set(consumer.acked)) == RECORDS)
-        assert consumer.got.count(0) == 2
-        assert consumer.attempts[consumer.got.index(0, 1)] == 2
         assert found.damage is None
 
     run(tmp_path, work)
@@ -293,50 +237,5 @@ def test_a_policy_whose_letters_could_not_be_written_is_refused(tmp_path):
             await asyncio.to_thread(topic.set_subscription, "s", policy=letters)
         letters["dead_letter_topic"] = "dead-part-0"
         await asyncio.to_thread(topic.set_subscription, "s", policy=letters)
-
-    run(tmp_path, work)
-
-
-def test_a_policy_that_was_stored_with_a_bare_name_is_used(tmp_path):
-    """Letters go to the topic of that name in the namespace `default`."""
-
-    async def work(db, deliveries, settings):
-        topic = db.create_topic("t")
-        topic.append(b"0")
-        policy = policy_of(Poison.DEAD_LETTER, max_redelivery_count=0)
-        settings.change(uid(db), "s", policy=attrs.evolve(policy, dead_letter_topic="dead"))
-        found = await opened(deliveries)
-        consumer = Collector(found, acks=False)
-        await until(lambda: consumer.got == [0])
-        await consumer.nack(0)
-        await until(lambda: found.status().cursor.acked_below == 1)
-        assert DEAD in db.topics()
-
-    run(tmp_path, work)
-
-
-def test_a_bug_in_a_dead_letter_leaves_its_record_unsettled(tmp_path, monkeypatch):
-    """It is told, and tried again, whatever went wrong."""
-
-    async def work(db, deliveries, settings):
-        db.create_topic("t").append(b"x")
-        policy = policy_of(Poison.DEAD_LETTER, max_redelivery_count=0)
-        settings.change(uid(db), "s", policy=policy)
-        found = await opened(deliveries)
-        consumer = Collector(found, acks=False)
-        await until(lambda: consumer.got == [0])
-        whole = deliveries._dead_letters.publish
-
-        async def broken(*_given):
-            raise AttributeError("a bug")
-
-        monkeypatch.setattr(deliveries._dead_letters, "publish", broken)
-        await consumer.nack(0)
-        await until(lambda: found.status().paused == "dead letters")
-        await quiet()
-        assert db.cursors.load(TOPIC)["s"].acked_below == 0
-        monkeypatch.setattr(deliveries._dead_letters, "publish", whole)
-        await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 1)
-        assert [row["payload"] for row in rows_of(db.topic("dead"))] == [b"x"]
 
     run(tmp_path, work)

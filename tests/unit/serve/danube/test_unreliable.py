@@ -256,32 +256,6 @@ def test_memory_is_bounded_in_bytes():
     assert huge == [9_000]
 
 
-def test_a_stream_gets_no_more_than_it_takes():
-    """Credits in records and in bytes are used up; what is left comes with the next ones."""
-
-    async def scene(world):
-        subscription = world.open("/default/t", "s", kind=EXCLUSIVE)
-        reader = join(subscription, 1, room={"messages": 3, "size_bytes": 1 << 20})
-        publish(world, numbers(6))
-        await turns()
-        counts = [len(reader.records)]
-        publish(world, [b"6"])
-        await turns()
-        counts.append(len(reader.records))
-        subscription.ready(reader, messages=100, size_bytes=300)
-        await turns()
-        counts.append(len(reader.records))
-        subscription.ready(reader, messages=0, size_bytes=0)
-        await turns()
-        counts.append(len(reader.records))
-        subscription.ready(reader, **PLENTY)
-        publish(world, [b"7"])
-        await turns()
-        return counts, reader.payloads
-
-    assert run(scene) == ([3, 3, 5, 5], numbers(8))
-
-
 def test_another_stream_of_a_consumer_takes_its_place():
     """The old one is told and gets nothing more; what waited goes to the new one."""
 
