@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 from functools import partial
 
 import attrs
@@ -25,25 +24,6 @@ from tests.integration.delivery.delivering import (
 from tests.integration.engine.opening import LOG_ALONE, rotate, rows_of
 
 DEAD = "/default/dead"
-
-
-class SlowHistory:
-    """A topic's history whose reads wait for a word."""
-
-    def __init__(self, runtime):
-        self._history = runtime.history
-        self.begun = threading.Event()
-        self.may_go_on = threading.Event()
-        runtime.history = self
-
-    def __getattr__(self, name):
-        return getattr(self._history, name)
-
-    def read(self, topic, *, offset, bytes_max):
-        """Wait, then read."""
-        self.begun.set()
-        assert self.may_go_on.wait(60)
-        return self._history.read(topic, offset=offset, bytes_max=bytes_max)
 
 
 class AwayHistory:
@@ -83,33 +63,6 @@ def letters(**more):
         backoff=Backoff.FIXED,
         **more,
     )
-
-
-def test_what_was_acked_while_it_was_read_again_does_not_go_out(tmp_path):
-    """A late ack counts although the redelivery is on its way from the disk."""
-
-    async def work(db, deliveries, settings):
-        topic = db.create_topic("t")
-        policy = FailurePolicy(ack_timeout_ms=100, base_redelivery_delay_ms=10)
-        settings.change(uid(db), "s", policy=policy)
-        topic.append_many([b"%d" % number for number in range(5000)])
-        found = await opened(deliveries)
-        consumer = Collector(found, acks=False)
-        await until(lambda: len(consumer.got) == 10)
-        forget_decoded(found)
-        slow = SlowHistory(found.feed.runtime)
-        await asyncio.to_thread(slow.begun.wait, 60)
-        for offset in range(10):
-            consumer.ack(offset)
-        await until(lambda: len(consumer.acked) == 10)
-        assert db.cursors.load(TOPIC)["s"].acked_below == 10
-        consumer.acks = True
-        slow.may_go_on.set()
-        await until(lambda: len(set(consumer.acked)) > 100)
-        assert sorted(consumer.got[:10]) == list(range(10))
-        assert min(consumer.got[10:]) == 10
-
-    run(tmp_path, work)
 
 
 @pytest.mark.parametrize("poison", [Poison.DROP, Poison.BLOCK])

@@ -72,28 +72,6 @@ def test_nothing_happens_before_it_is_entered(tmp_path):
     run(tmp_path, work)
 
 
-def test_acks_of_many_tasks_go_together(tmp_path):
-    """Each task processes and acks its own; the window lets all of them through."""
-
-    async def work(_db, topic):
-        await topic.append_many([b"x"] * 490)
-        async with topic.subscribe("s", start="earliest", max_unacked=40, prefetch=10) as stream:
-            tasks, found = set(), []
-
-            async def process(delivery):
-                await asyncio.sleep(0)
-                await delivery.ack()
-                found.append(delivery.offset)
-
-            while len(tasks) < 500:
-                tasks.add(asyncio.create_task(process((await taken(stream, 1))[0])))
-            await asyncio.gather(*tasks)
-        assert sorted(found) == list(range(500))
-        assert (await topic.subscriptions())[0]["lag_records"] == 0
-
-    run(tmp_path, work)
-
-
 def test_given_back_records_come_again(tmp_path):
     """A nack counts as a failed delivery; several acks are one call."""
 

@@ -158,40 +158,6 @@ def test_the_time_for_an_ack_begins_when_a_record_is_sent(tmp_path):
     run(tmp_path, work)
 
 
-def test_blocked_records_of_an_earlier_life_leave_room_for_other_keys(tmp_path):
-    """What is blocked is not kept in memory: it stops its key and nothing else."""
-
-    async def begin(db, deliveries, settings):
-        topic = db.create_topic("t")
-        for number in range(12):
-            topic.append(b"x" * 900_000, key=f"blocked-{number}")
-        settings.change(uid(db), "s", policy=policy_of(Poison.BLOCK, max_redelivery_count=0))
-        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
-        consumer = Collector(found, acks=False)
-        await until(lambda: len(consumer.got) == 10)
-        for offset in range(10):
-            await consumer.nack(offset)
-        await until(lambda: found.status().blocked == 10)
-
-    async def go_on(db, deliveries, _settings):
-        found = await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
-        consumer = Collector(found, acks=False)
-        await until(lambda: found.status().blocked == 10)
-        # One waits behind a key, so that what is held counts.
-        db.topic("t").append(b"behind", key="blocked-3")
-        for number in range(20):
-            db.topic("t").append(b"y", key=f"other-{number}")
-        consumer.acks = True
-        consumer.ack(10)
-        consumer.ack(11)
-        await until(lambda: len([each for each in consumer.acked if each > 12]) == 20)
-        assert found._dispatch.held_bytes == len(b"behind") + len("blocked-3")
-        assert found.status().paused is None
-
-    run(tmp_path, begin)
-    run(tmp_path, go_on)
-
-
 def test_what_was_not_kept_and_cannot_be_read_stops_its_key_alone(tmp_path, monkeypatch):
     """It has not failed, nothing of its key goes before it, and other keys go on meanwhile."""
     monkeypatch.setattr(feed, "LIVE_RECORDS_MAX", 0)

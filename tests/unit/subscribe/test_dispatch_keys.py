@@ -97,30 +97,6 @@ def test_a_key_that_nobody_accepts_is_skipped_after_a_grace():
     assert desk.changes[0].ranges == [(3, 4)]
 
 
-def test_a_consumer_that_returns_in_time_finds_its_keys():
-    """What only it accepts waits for it."""
-    desk = Desk(SubscriptionType.KEY_SHARED)
-    desk.attach(1, filters=["eu-*"])
-    desk.attach(2, filters=["us-*"])
-    desk.now = 60_000
-    desk.detach(2)
-    desk.feed(keys=["us-1"])
-    assert desk.poll(9_999) == []
-    assert desk.changes == []
-    desk.attach(2, filters=["us-*"])
-    assert desk.poll(1) == [(2, 0, 1)]
-
-
-def test_nothing_is_skipped_without_consumers():
-    """An idle subscription keeps everything."""
-    desk = Desk(SubscriptionType.KEY_SHARED)
-    desk.feed(keys=["a", "b"])
-    assert desk.poll(10**6) == []
-    assert desk.changes == []
-    desk.attach(1)
-    assert desk.offsets() == [0, 1]
-
-
 def test_a_skipped_key_waits_for_the_journal():
     """A later record of the key does not go before the skip is durable."""
     desk = Desk(SubscriptionType.KEY_SHARED)
@@ -157,23 +133,3 @@ def test_a_consumer_that_subscribes_again_keeps_its_keys():
     assert desk.poll() == [(1, 2, 1)]
     desk.sync()
     assert desk.poll() == [(1, 0, 2)]
-
-
-def test_a_record_of_a_key_that_moved_is_delivered_once():
-    """A key by hash that moves at a join leaves nothing behind at its old owner."""
-    limits = {"keys_max": 0}
-    keys = [f"k{at}" for at in range(20)]
-    desk = desk_of(1, limits=limits, base_redelivery_delay_ms=0)
-    desk.feed(keys=keys)
-    got = desk.offsets()
-    for offset in got:
-        desk.nack(offset)
-    desk.sync()
-    desk.dispatch.want(1, messages=0, size_bytes=0)
-    desk.poll()
-    desk.attach(2, messages=0)
-    desk.ack(*got)
-    desk.refuse()
-    for consumer in (1, 2):
-        desk.dispatch.want(consumer, messages=100, size_bytes=10_000)
-    assert sorted(desk.offsets()) == got

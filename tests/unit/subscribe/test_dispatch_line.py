@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from frazil.errors import Conflict
@@ -96,24 +94,6 @@ def test_a_standby_is_promoted_when_the_active_consumer_is_gone():
     assert desk.dispatch.status().active_id == 2
     desk.detach(3)
     assert desk.poll() == []
-
-
-@pytest.mark.parametrize("burst", [1, 5, 36])
-def test_shared_is_exactly_even(burst):
-    """36 records among three consumers are 12 each, however they arrive."""
-    desk = Desk(SHARED, limits={"max_unacked_messages": 10})
-    for consumer in (1, 2, 3):
-        desk.attach(consumer)
-    got = Counter()
-    left = 36
-    while sum(got.values()) < 36:
-        desk.feed(min(burst, left))
-        left -= min(burst, left)
-        for consumer, offset, _ in desk.poll():
-            got[consumer] += 1
-            desk.ack(offset)
-        desk.sync()
-    assert got == {1: 12, 2: 12, 3: 12}
 
 
 def test_what_is_held_is_bounded():

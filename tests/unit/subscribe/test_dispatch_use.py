@@ -8,18 +8,6 @@ from tests.unit.subscribe.counted_lines import lines_at_most
 from tests.unit.subscribe.desk import MUCH, Desk
 
 
-def test_what_does_not_fit_can_be_fed_as_a_gap():
-    """A caller that may drop records passes over them."""
-    desk = Desk(SubscriptionType.EXCLUSIVE, limits={"held_max": 2})
-    desk.feed(2)
-    assert desk.dispatch.room == 0
-    desk.dispatch.feed([], [], offset_end=9)
-    desk.attach(1)
-    assert desk.offsets() == [0, 1]
-    desk.feed(1)
-    assert desk.offsets() == [9]
-
-
 def test_ten_thousand_ranges_are_never_exceeded():
     """Every other record of the largest window is acked: the cursor takes it and goes on."""
     desk = Desk(SubscriptionType.SHARED, limits={"max_unacked_messages": RANGES_MAX})

@@ -107,25 +107,6 @@ def test_a_deleted_topic_leaves_nothing(tmp_path):
     assert run(tmp_path, scene) == (True, {})
 
 
-def test_parts_that_clients_make_exclude_the_whole_topic(tmp_path):
-    """Parts come one by one, in any order; a topic of the whole's name cannot be there as well."""
-
-    async def scene(topics, _engine):
-        for index in (2, 0, 1):
-            await topics.for_producer(f"/default/t-part-{index}", is_reliable=index != 1)
-        await topics.make("/default/other", is_reliable=True)
-        for name, partitions in (("t", 0), ("t", 2), ("other", 2), ("other-part-0", 0)):
-            with pytest.raises((Refused, Conflict)):
-                await topics.make(f"/default/{name}", is_reliable=True, partitions=partitions)
-        kinds = [topics.is_reliable(topics.find(name)) for name in topics.parts("/default/t")]
-        return topics.parts("/default/t"), kinds
-
-    names, kinds = run(tmp_path, scene)
-    assert names == [f"/default/t-part-{index}" for index in range(3)]
-    assert kinds == [True, False, True]
-    assert run(tmp_path, look_at_parts) == names
-
-
 def test_a_part_excludes_the_whole_topic_and_is_listed(tmp_path):
     """The first part alone is seen, also after a restart, until it is gone."""
     part = "/default/t-part-0"
@@ -171,10 +152,6 @@ def test_parts_behind_a_gap_are_topics_of_their_own(tmp_path):
         return found, topics.parts("/default/t-part-4")
 
     assert run(tmp_path, scene) == ([3, 1, 0], ["/default/t-part-4"])
-
-
-async def look_at_parts(topics, _engine):
-    return topics.parts("/default/t")
 
 
 def test_parts_come_by_number_and_without_neighbours(tmp_path):
