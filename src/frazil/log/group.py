@@ -40,11 +40,11 @@ from frazil.log.state import STATE_PRODUCER, Producer, Sent
 from frazil.model import Ack
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from typing_extensions import Buffer
 
-    from frazil.log.codec import Codec, Entry, Sender, Tail, Waiter
+    from frazil.log.codec import Codec, Entry, Payload, Sender, Tail, Waiter
     from frazil.log.segment import Segment
     from frazil.log.state import JournalState, TopicState
 
@@ -204,16 +204,8 @@ class Group:
 
     def _encode_topic(self, entries: list[Entry]) -> None:
         """Encode entries of one topic: a frame for each run of one codec that is not too large."""
-        topic, codec = entries[0][:2]
-        if (
-            codec is not None
-            and topic is not None
-            and codec.version == topic.schema_version
-            and len(set(map(codec_of, entries))) == 1
-            and not any(map(sender_of, entries))
-            and (len(entries) == 1 or not codec.solo)
-            and sum(map(size_of, entries)) <= self._bytes_max
-        ):
+        topic = entries[0][0]
+        if self._is_one_run(entries):
             self._encode_run(entries)
             return
         run: list[Entry] = []
@@ -237,6 +229,19 @@ class Group:
             size += ready[4]
             records += ready[3] or 1
         self._encode_run(run)
+
+    def _is_one_run(self, entries: list[Entry]) -> bool:
+        """Tell whether entries of one topic make one frame as they are."""
+        topic, codec = entries[0][:2]
+        return (
+            codec is not None
+            and topic is not None
+            and codec.version == topic.schema_version
+            and len(set(map(codec_of, entries))) == 1
+            and not any(map(sender_of, entries))
+            and (len(entries) == 1 or not codec.solo)
+            and sum(map(size_of, entries)) <= self._bytes_max
+        )
 
     def _ready(self, topic: TopicState, entry: Entry) -> Any:
         """Return an entry under the topic's current schema; None if it was answered instead."""
@@ -275,9 +280,40 @@ class Group:
         count = entries[0][3] if codec.solo else len(records)
         offset = self._next.get(topic.id, topic.next)
         self._next[topic.id] = offset + count
-        lsn = self.lsn = self.lsn + 1
+        self.lsn += 1
         senders = [sender for sender in map(sender_of, entries) if sender is not None]
         runs = self._runs(topic, entries, offset) if senders else b""
+        self._put_frame(topic, codec, payload, offset, count, runs)
+        if topic.memory is not None:
+            kept = records if codec.readable and topic.spec.primary_key else None
+            tail = TailEntry(
+                offset, count, self.time_us, self.lsn, payload.kind, payload.flags, codec.version,
+                payload.size, payload.data, kept,
+            )  # fmt: skip
+            self.kept.append((topic.memory, tail))
+        if topic.followers and topic.spec.kind == "message" and not codec.solo:
+            self.live.append((topic, offset, records))
+        if codec.tracked:
+            self.tracked += entries
+        if topic.sync_on_append or any(sender.sync for sender in senders):
+            self.sync = True
+        self.waiters += map(waiter_of, entries)
+        if singles:
+            offsets = range(offset, offset + count)
+            self.results += map(Ack, offsets, offsets, repeat(self.lsn))
+        else:
+            self.results += _acks_of(entries, offset, self.lsn)
+
+    def _put_frame(
+        self,
+        topic: TopicState,
+        codec: Codec,
+        payload: Payload,
+        offset: int,
+        count: int,
+        runs: bytes,
+    ) -> None:
+        """Put one data frame behind the others."""
         head, data, padding, size = fmt.frame_buffers(
             payload.kind,
             payload.data,
@@ -286,7 +322,7 @@ class Group:
             offset=offset,
             salt=self._segment.salt,
             generation=self._segment.generation,
-            lsn=lsn,
+            lsn=self.lsn,
             synced=self._synced,
             time_us=self.time_us,
             topic=topic.id,
@@ -301,28 +337,6 @@ class Group:
             self.buffers += (head, data, padding) if padding else (head, data)
         self.data.append((topic, offset, self._position + self.size, size, count))
         self.size += size
-        if topic.memory is not None:
-            kept = records if codec.readable and topic.spec.primary_key else None
-            tail = TailEntry(
-                offset, count, self.time_us, lsn, payload.kind, payload.flags, codec.version,
-                payload.size, payload.data, kept,
-            )  # fmt: skip
-            self.kept.append((topic.memory, tail))
-        if topic.followers and topic.spec.kind == "message" and not codec.solo:
-            self.live.append((topic, offset, records))
-        if codec.tracked:
-            self.tracked += entries
-        if topic.sync_on_append or any(sender.sync for sender in senders):
-            self.sync = True
-        self.waiters += map(waiter_of, entries)
-        if singles:
-            offsets = range(offset, offset + count)
-            self.results += map(Ack, offsets, offsets, repeat(lsn))
-            return
-        for entry in entries:
-            end = offset + (entry[3] or 1)
-            self.results.append(Ack(offset, end - 1, lsn))
-            offset = end
 
     def _isolate(
         self, topic: TopicState, codec: Codec, entries: list[Entry], error: Exception
@@ -513,6 +527,14 @@ def _records_of(entries: list[Entry]) -> Sequence[Any]:
     for entry in entries:
         records += entry[2] if entry[3] else (entry[2],)
     return records
+
+
+def _acks_of(entries: list[Entry], offset: int, lsn: int) -> Iterator[Ack]:
+    """Yield the ack of each entry; the first record has `offset`."""
+    for entry in entries:
+        end = offset + (entry[3] or 1)
+        yield Ack(offset, end - 1, lsn)
+        offset = end
 
 
 def judge(

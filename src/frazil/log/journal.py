@@ -250,39 +250,20 @@ class Journal:
         return self._position + size <= self._settings.segment_bytes_max
 
     def _commit_some(self, entries: list[Entry], deliver: Deliver, *, again: bool = False) -> None:
-        error: FrazilError
         if self.failed is not None or self.closed:
-            error = self.closed_error()
-            deliver(list(map(waiter_of, entries)), [error] * len(entries))
+            deliver(list(map(waiter_of, entries)), [self.closed_error()] * len(entries))
             return
         if self.fence is not None and not self.fence():
             settle_tracked(entries, written=False)
-            error = Unavailable(
+            fenced = Unavailable(
                 "the broker's lease may have run out, nothing was written; it writes again when "
                 "the metadata store answers",
                 retry_after_ms=1000,
             )
-            deliver(list(map(waiter_of, entries)), [error] * len(entries))
+            deliver(list(map(waiter_of, entries)), [fenced] * len(entries))
             return
-        shown: Iterable[TopicState] = ()
         try:
-            size = sum(map(size_of, entries))
-            if self._position + size > self._settings.segment_bytes_max and self._frames > 2:
-                self.rotate()
-            group = Group(
-                self.state,
-                self.active,
-                synced=self.synced_lsn,
-                time_us=max(self.clock.now_us(), self.state.time_us),
-                position=self._position,
-                bytes_max=self._settings.write_bytes_max,
-            )
-            group.encode(entries)
-            if group.size:
-                self._write(group)
-            self._apply(group)
-            if group.sync:
-                shown = self._sync()
+            group, shown = self._write_group(entries)
         except Overloaded as full:
             # There is no room, and nothing of the group was written.
             settle_tracked(entries, written=False)
@@ -290,12 +271,12 @@ class Journal:
             return
         except OSError as failure:
             self.fail(failure)
-            error = Unavailable(
+            unknown = Unavailable(
                 "storage failed, the journal is closed; whether the records are durable is unknown",
                 outcome="unknown",
                 cause=failure,
             )
-            deliver(list(map(waiter_of, entries)), [error] * len(entries))
+            deliver(list(map(waiter_of, entries)), [unknown] * len(entries))
             return
         results = group.results
         if self.fence is not None and not self.fence():
@@ -303,10 +284,29 @@ class Journal:
         deliver(group.waiters, results)
         wake(shown)
         if not group.sync and self._sync_due():
-            try:
-                wake(self._sync())
-            except OSError as failure:
-                self.fail(failure)
+            self.sync_now()
+
+    def _write_group(self, entries: list[Entry]) -> tuple[Group, Iterable[TopicState]]:
+        """Encode and write entries; return them as a group, and the topics with durable records.
+
+        Raises:
+            Overloaded: there is no room; nothing is written.
+        """
+        if not self.has_room(entries) and self._frames > 2:
+            self.rotate()
+        group = Group(
+            self.state,
+            self.active,
+            synced=self.synced_lsn,
+            time_us=max(self.clock.now_us(), self.state.time_us),
+            position=self._position,
+            bytes_max=self._settings.write_bytes_max,
+        )
+        group.encode(entries)
+        if group.size:
+            self._write(group)
+        self._apply(group)
+        return group, self._sync() if group.sync else ()
 
     def _refuse(
         self, entries: list[Entry], error: Overloaded, deliver: Deliver, *, again: bool
