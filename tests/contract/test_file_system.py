@@ -117,7 +117,6 @@ def test_reads_stop_at_the_end(place):
     assert file.read_at(10, 1) == b""
     assert file.read_at(10_000, 1) == b""
     assert file.read_at(0, 0) == b""
-    file.close()
 
 
 def test_holes_read_as_zeroes(place):
@@ -126,7 +125,6 @@ def test_holes_read_as_zeroes(place):
     write_fully(file, 5000, [b"z"])
     assert file.size() == 5001
     assert file.read_at(0, 6000) == b"abc" + bytes(4997) + b"z"
-    file.close()
 
 
 def test_more_buffers_than_one_call_takes_are_all_written(place):
@@ -136,7 +134,6 @@ def test_more_buffers_than_one_call_takes_are_all_written(place):
     assert file.write_at(0, buffers) < len(b"".join(buffers))
     assert write_fully(file, 3, buffers) == len(b"".join(buffers))
     assert file.read_at(3, 1 << 20) == b"".join(buffers)
-    file.close()
 
 
 def test_any_buffer_can_be_written(place):
@@ -159,7 +156,6 @@ def test_truncate_cuts_and_extends_with_zeroes(place):
     file.truncate(0)
     write_fully(file, 10, [b"y"])
     assert file.read_at(0, 2000) == bytes(10) + b"y"
-    file.close()
 
 
 def test_random_changes_equal_a_bytearray(place):
@@ -182,7 +178,6 @@ def test_random_changes_equal_a_bytearray(place):
         assert file.size() == len(model)
     file.sync()
     assert file.read_at(0, 1 << 20) == model
-    file.close()
 
 
 def test_rename_replaces_the_target(place):
@@ -228,7 +223,6 @@ def test_an_open_file_keeps_its_bytes_after_being_renamed_over(place):
     file = place.file_system.open(place.write("a", b"old"), "read")
     place.file_system.rename(place.write("b", b"new"), place.path("a"))
     assert file.read_at(0, 10) == b"old"
-    file.close()
 
 
 def test_listing_is_sorted_and_shallow(place):
@@ -333,4 +327,3 @@ def test_short_reads_and_writes_are_continued(place, short):
     assert read_fully(file, 7, 206) == b"".join(buffers)
     assert read_fully(file, 7, 1000) == b"".join(buffers)
     assert faulty.fired > 10
-    file.close()

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Secret
@@ -247,15 +248,8 @@ class SettingInfo(NamedTuple):
             return "none"
         if isinstance(value, int) and value.bit_length() > 128:
             return f"an integer of {value.bit_length()} bits"
-        if self.kind == "size" and type(value) is int:
-            return format_bytes(value)
-        if self.kind == "duration" and isinstance(value, float) and math.isfinite(value):
-            return format_duration(value)
-        if self.kind == "switch":
-            return str(value).lower()
-        if self.kind == "mapping" and isinstance(value, dict):
-            return json.dumps(value, default=str)
-        return str(value)
+        kind, form = _FORMS.get(self.kind, (str, str))
+        return form(value) if type(value) is kind else str(value)
 
     def limits(self) -> str:
         """Write the allowed range, empty if there is none."""
@@ -265,23 +259,40 @@ class SettingInfo(NamedTuple):
         return f"{self.shown(number(self.minimum))}..{self.shown(number(self.maximum))}"
 
 
+def _duration_text(seconds: float) -> str:
+    return format_duration(seconds) if math.isfinite(seconds) else str(seconds)
+
+
+_FORMS: Final[dict[Kind, tuple[type, Callable[[Any], str]]]] = {
+    "size": (int, format_bytes),
+    "duration": (float, _duration_text),
+    "switch": (bool, lambda value: str(value).lower()),
+    "mapping": (dict, partial(json.dumps, default=str)),
+}
+"""How values of a kind are written, where they are of its type."""
+
+
 def setting_info(path: str, field: FieldInfo) -> SettingInfo:
     """Read from the model what is known about the setting at `path`."""
-    reader = next((item for item in field.metadata if isinstance(item, BeforeValidator)), None)
-    low = next((item.ge for item in field.metadata if hasattr(item, "ge")), None)
-    high = next((item.le for item in field.metadata if hasattr(item, "le")), None)
+    limits = {
+        name: getattr(item, name)
+        for item in field.metadata
+        for name in ("ge", "le")
+        if hasattr(item, name)
+    }
     choices = tuple(get_args(field.annotation)) if get_origin(field.annotation) is Literal else ()
     kind: Kind = "choice" if choices else "text"
-    if reader is not None:
-        kind = _KINDS[reader]
-    elif field.annotation is SecretText:
+    if field.annotation is SecretText:
         kind = "secret"
+    for item in field.metadata:
+        if isinstance(item, BeforeValidator):
+            kind = _KINDS[item]
     return SettingInfo(
         path=path,
         kind=kind,
         default=field.default,
-        minimum=low if isinstance(low, int | float) else None,
-        maximum=high if isinstance(high, int | float) else None,
+        minimum=limits.get("ge"),
+        maximum=limits.get("le"),
         choices=choices,
         description=field.description or "",
     )

@@ -144,22 +144,19 @@ class EtcdStore:
         steps = [keys.put(key, value) for key, value in transaction.puts.items()]
         steps += [keys.delete(key) for key in transaction.deletes]
         steps += [keys.put(key, b"%d" % number) for key, number in numbers.items()]
-        fixed = [keys.compare(compare) for compare in transaction.compares]
-        otherwise = [compare.key for compare in transaction.compares]
-        if requires is not None:
-            held, epoch = keys.of(HELD + requires.name), b"%d" % requires.epoch
-            fixed.append(wire.Condition(target=wire.VALUE, key=held, value=epoch))
-            otherwise.append(HELD + requires.name)
+        fixed, otherwise = self._conditions(transaction)
         # What is old among the numbers seen last is found out by the transaction.
         known = {key: self._numbers.get(key) for key in numbers}
         for _ in range(TRIES_MAX):
-            conditions = fixed + [
+            unchanged = [
                 modified_is(keys.of(key), 0 if found is None else found.mod_revision)
                 for key, found in known.items()
             ]
             found: Sequence[wire.KeyValue | None]
             if all(_is_forward(known[key], number) for key, number in numbers.items()):
-                outcome = self._space.transact(conditions, steps, otherwise=[*otherwise, *numbers])
+                outcome = self._space.transact(
+                    [*fixed, *unchanged], steps, otherwise=[*otherwise, *numbers]
+                )
                 if outcome.revision:
                     return self._note(numbers, outcome.revision)
                 found = outcome.found
@@ -167,21 +164,29 @@ class EtcdStore:
                 # What is known may be old, or a compare may explain why the caller is behind.
                 _, found = self._space.read(*otherwise, *numbers)
             _check_lease(transaction, found[: len(otherwise)])
-            self._check_compares(transaction, found)
+            for compare, pair in zip(transaction.compares, found, strict=False):
+                compare.check(None if pair is None else keys.entry(pair))
             known = dict(zip(numbers, found[len(otherwise) :], strict=True))
             _check_forward(numbers, known)
         raise Conflict("metadata is changed by others again and again, try again")
+
+    def _conditions(
+        self, transaction: Transaction
+    ) -> tuple[Sequence[wire.Condition], Sequence[str]]:
+        """Return what a transaction requires, and the keys that explain a refusal."""
+        found = [self._keys.compare(compare) for compare in transaction.compares]
+        otherwise = [compare.key for compare in transaction.compares]
+        requires = transaction.requires
+        if requires is not None:
+            held, epoch = self._keys.of(HELD + requires.name), b"%d" % requires.epoch
+            found.append(wire.Condition(target=wire.VALUE, key=held, value=epoch))
+            otherwise.append(HELD + requires.name)
+        return found, otherwise
 
     def _note(self, numbers: Mapping[str, int], revision: int) -> Revision:
         for key, number in numbers.items():
             self._numbers[key] = wire.KeyValue(value=b"%d" % number, mod_revision=revision)
         return self._keys.revision(revision)
-
-    def _check_compares(
-        self, transaction: Transaction, found: Sequence[wire.KeyValue | None]
-    ) -> None:
-        for compare, pair in zip(transaction.compares, found, strict=False):
-            compare.check(None if pair is None else self._keys.entry(pair))
 
     # -- leases --------------------------------------------------------------------------------
 

@@ -167,12 +167,10 @@ class LocalStore:
         for compare in transaction.compares:
             compare.check(self._rows.read(compare.key))
         for journal_id, lsn in transaction.applied.items():
-            self._check_forward(APPLIED_PREFIX + journal_id, lsn)
-
-    def _check_forward(self, key: str, number: int) -> None:
-        stored = self._number(key)
-        if stored is not None and number < stored:
-            raise Conflict("metadata would go back", key=key, number=number, stored=stored)
+            key = APPLIED_PREFIX + journal_id
+            stored = self._number(key)
+            if stored is not None and lsn < stored:
+                raise Conflict("metadata would go back", key=key, number=lsn, stored=stored)
 
     def _number(self, key: str) -> int | None:
         return number_of(self._rows.read(key))

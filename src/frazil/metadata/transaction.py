@@ -6,6 +6,7 @@ stores refuse the same calls with the same words.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NewType
 
@@ -220,12 +221,14 @@ def check_transaction(
         raise InvalidRequest(
             "metadata transaction is too large, split it", bytes=size, bytes_max=bytes_max
         )
-    changed = set(transaction.puts).union(transaction.deletes)
-    if len(changed) != len(transaction.puts) + len(transaction.deletes):
-        twice = _first_twice((*transaction.puts, *transaction.deletes))
-        raise InvalidRequest("metadata transaction changes a key twice", key=twice)
+    counts = Counter((*transaction.puts, *transaction.deletes))
+    twice = [key for key, count in counts.items() if count > 1]
+    if twice:
+        raise InvalidRequest("metadata transaction changes a key twice", key=twice[0])
     for compare in transaction.compares:
-        _check_compare(compare)
+        check_key(compare.key)
+        if (compare.version is None) == (compare.mod_revision is None):
+            raise InvalidRequest("compare needs version or mod_revision", key=compare.key)
     for journal_id, lsn in transaction.applied.items():
         check_name(journal_id, what="journal id")
         _check_lsn(lsn)
@@ -242,16 +245,6 @@ def _put_bytes(put: tuple[str, bytes]) -> int:
             "metadata value is too large", key=key, bytes=len(value), bytes_max=VALUE_BYTES_MAX
         )
     return check_key(key) + len(value)
-
-
-def _first_twice(keys: tuple[str, ...]) -> str:
-    return next(key for index, key in enumerate(keys) if key in keys[:index])
-
-
-def _check_compare(compare: Compare) -> None:
-    check_key(compare.key)
-    if (compare.version is None) == (compare.mod_revision is None):
-        raise InvalidRequest("compare needs either a version or a mod_revision", key=compare.key)
 
 
 def _check_lsn(lsn: object) -> None:

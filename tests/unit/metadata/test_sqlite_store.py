@@ -60,10 +60,14 @@ def reference():
     return disk.read_bytes(PATH), found
 
 
-def raw(disk, tmp_path):
-    """Copy the file to a real directory, where plain SQLite can change it."""
+def raw(disk, tmp_path, statements):
+    """Change the file with plain SQLite, in a real directory; return the rows."""
     disk.dump(tmp_path, "/data")
-    return apsw.Connection(str(tmp_path / "metadata.db"))
+    connection = apsw.Connection(str(tmp_path / "metadata.db"))
+    found = list(connection.execute(statements))
+    connection.close()
+    disk.load(tmp_path, "/data")
+    return found
 
 
 def refuse(disk, error):
@@ -84,10 +88,8 @@ def test_file_is_marked_and_synced_with_care(disk, tmp_path):
         assert connection.pragma("locking_mode") == "exclusive"
         assert connection.pragma("journal_mode") == "persist"
         assert connection.pragma("temp_store") == 2
-    connection = raw(disk, tmp_path)
-    assert connection.pragma("application_id") == APPLICATION_ID
-    assert connection.pragma("user_version") == SCHEMA_VERSION
-    connection.close()
+    marks = raw(disk, tmp_path, "PRAGMA application_id; PRAGMA user_version")
+    assert marks == [(APPLICATION_ID,), (SCHEMA_VERSION,)]
 
 
 def test_new_file_is_durable_when_open_returns(disk):
@@ -140,10 +142,7 @@ def test_older_copy_of_the_file_is_a_store_that_lost_transactions(disk):
 
 def test_foreign_database_is_refused(disk, tmp_path):
     """Another program's SQLite file is refused by name and left as it is."""
-    connection = apsw.Connection(str(tmp_path / "metadata.db"))
-    connection.execute("CREATE TABLE mine (x); PRAGMA application_id=7")
-    connection.close()
-    disk.load(tmp_path, "/data")
+    raw(disk, tmp_path, "CREATE TABLE mine (x); PRAGMA application_id=7")
     before = disk.read_bytes(PATH)
     assert refuse(disk, InvalidRequest).details["check"] == "application_id"
     assert disk.read_bytes(PATH) == before
@@ -155,10 +154,7 @@ def test_foreign_database_is_refused(disk, tmp_path):
 def test_newer_schema_is_refused(disk, tmp_path, statement):
     """A schema version of the future asks for a newer Frazil, whether its tables differ or not."""
     open_store(disk).close()
-    connection = raw(disk, tmp_path)
-    connection.execute(statement + "; PRAGMA user_version=2")
-    connection.close()
-    disk.load(tmp_path, "/data")
+    raw(disk, tmp_path, statement + "; PRAGMA user_version=2")
     error = refuse(disk, InvalidRequest)
     assert (error.details["check"], error.details["version"]) == ("user_version", 2)
 
@@ -188,10 +184,7 @@ def test_content_that_does_not_add_up_is_corruption(disk, tmp_path, statement, c
     """Each change behind Frazil's back is found at opening by the check that is made for it."""
     with contextlib.closing(open_store(disk)) as store:
         fill(store)
-    connection = raw(disk, tmp_path)
-    connection.execute(statement)
-    connection.close()
-    disk.load(tmp_path, "/data")
+    raw(disk, tmp_path, statement)
     assert refuse(disk, CorruptionError).details["check"] == check
 
 
@@ -199,10 +192,7 @@ def test_damage_found_while_reading_stops_the_store(disk, tmp_path):
     """Without the check at opening, a damaged entry is found when read, and the store stops."""
     with contextlib.closing(open_store(disk)) as store:
         fill(store)
-    connection = raw(disk, tmp_path)
-    connection.execute("UPDATE entries SET value = x'00' WHERE key = '/last'")
-    connection.close()
-    disk.load(tmp_path, "/data")
+    raw(disk, tmp_path, "UPDATE entries SET value = x'00' WHERE key = '/last'")
     with contextlib.closing(open_store(disk, check_at_open=False)) as store:
         assert store.get("/topic/011").version == 1
         with pytest.raises(CorruptionError):

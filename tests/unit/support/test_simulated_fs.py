@@ -44,6 +44,12 @@ def listings(disk, directory="/d", **survival):
     return {tuple(disk.crash_clone(seed, **survival).list_directory(directory)) for seed in SEEDS}
 
 
+def files(disk):
+    """Return the set of all files with their contents that a crash may leave."""
+    clones = map(disk.crash_clone, SEEDS)
+    return {tuple((path, clone.read_bytes(path)) for path in clone.paths()) for clone in clones}
+
+
 def sectors(*letters):
     return b"".join(letter.encode() * SECTOR_BYTES for letter in letters)
 
@@ -168,11 +174,7 @@ def test_a_rename_is_lost_or_done_as_a_whole(disk):
     durable_file(disk, "/d/a", b"old")
     durable_file(disk, "/d/tmp", b"new")
     disk.rename("/d/tmp", "/d/a")
-    states = set()
-    for seed in SEEDS:
-        clone = disk.crash_clone(seed)
-        states.add((tuple(clone.list_directory("/d")), clone.read_bytes("/d/a")))
-    assert states == {(("a", "tmp"), b"old"), (("a",), b"new")}
+    assert files(disk) == {(("/d/a", b"old"), ("/d/tmp", b"new")), (("/d/a", b"new"),)}
     disk.sync_directory("/d")
     assert contents(disk) == {b"new"}
     assert listings(disk) == {("a",)}
@@ -222,11 +224,7 @@ def test_the_changes_of_one_name_keep_their_order(disk):
     write_fully(file := disk.open("/d/a", "create"), 0, [b"new"])
     file.sync()
     disk.rename("/d/a", "/d/b")
-    found = set()
-    for seed in SEEDS:
-        clone = disk.crash_clone(seed)
-        found.add(tuple((path, clone.read_bytes(path)) for path in clone.paths()))
-    assert found == {
+    assert files(disk) == {
         (("/d/a", b"old"),),
         (),
         (("/d/a", b"new"),),
@@ -240,11 +238,7 @@ def test_a_name_used_again_does_not_lose_the_file_that_had_it(disk):
     disk.rename("/d/a", "/d/b")
     write_fully(file := disk.open("/d/a", "create"), 0, [b"second"])
     file.sync()
-    found = set()
-    for seed in SEEDS:
-        clone = disk.crash_clone(seed)
-        found.add(tuple((path, clone.read_bytes(path)) for path in clone.paths()))
-    assert found == {
+    assert files(disk) == {
         (("/d/a", b"first"),),
         (("/d/b", b"first"),),
         (("/d/a", b"second"), ("/d/b", b"first")),
