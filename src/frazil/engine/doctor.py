@@ -112,8 +112,12 @@ def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = Tru
     if access.writer:
         _soften(report)
     for lost in report.lost:
-        what = f"{lost.topic}: offsets {lost.first}..{lost.end - 1} are lost ({lost.reason})"
-        report.add("damage", "records", what, "restore them from their source or a copy")
+        report.add(
+            "damage",
+            "records",
+            f"{lost.topic}: offsets {lost.first}..{lost.end - 1} are lost ({lost.reason})",
+            "restore them from their source or a copy",
+        )
     return report
 
 
@@ -139,8 +143,12 @@ def _check_lock(report: Report, access: Access, paths: DataDirectory) -> None:
             "stop that process and look again",
         )
     elif access.fault:
-        what = f"{paths.lock} cannot be locked: {access.fault}"
-        report.add("damage", "lock", what, "check the rights of the directory and of this file")
+        report.add(
+            "damage",
+            "lock",
+            f"{paths.lock} cannot be locked: {access.fault}",
+            "check the rights of the directory and of this file",
+        )
 
 
 def _check_plain_files(report: Report, file_system: FileSystem) -> None:
@@ -153,8 +161,12 @@ def _check_plain_files(report: Report, file_system: FileSystem) -> None:
         except OSError:
             is_odd = True
         if is_odd:
-            what = f"{path} is no plain file: the directory cannot be opened"
-            report.add("damage", "directory", what, "move it away: it is made anew from the log")
+            report.add(
+                "damage",
+                "directory",
+                f"{path} is no plain file: the directory cannot be opened",
+                "move it away: it is made anew from the log",
+            )
 
 
 def _check_machine(report: Report, settings: Settings, file_system: FileSystem) -> None:
@@ -165,20 +177,32 @@ def _check_machine(report: Report, settings: Settings, file_system: FileSystem) 
         mark = max(log.free_bytes_min, int(space.total_bytes * log.free_ratio_min))
         room = f"{space.free_bytes / 1e9:.1f} GB of {space.total_bytes / 1e9:.1f} GB free"
         if space.free_bytes < mark:
-            what = f"{room}, below the mark of {mark / 1e9:.1f} GB: publishing stops"
-            report.add("warning", "disk", what, "make room, or lower log.free_bytes_min")
+            report.add(
+                "warning",
+                "disk",
+                f"{room}, below the mark of {mark / 1e9:.1f} GB: publishing stops",
+                "make room, or lower log.free_bytes_min",
+            )
         else:
             report.add("info", "disk", f"{room}; publishing stops below {mark / 1e9:.1f} GB")
     except OSError as error:
         report.add("warning", "disk", f"its room is not known: {error}", "check the disk")
     kind = file_system_kind(path)
     if kind in NETWORK_FILE_SYSTEMS:
-        what = f"lies on a network file system ({kind}), whose syncs and locks may lie"
-        report.add("warning", "disk", what, "move it to a local disk")
+        report.add(
+            "warning",
+            "disk",
+            f"lies on a network file system ({kind}), whose syncs and locks may lie",
+            "move it to a local disk",
+        )
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < OPEN_FILES_MIN:
-        what = f"only {soft} files may be open at once"
-        report.add("warning", "limits", what, f"raise it: ulimit -n {OPEN_FILES_MIN}")
+        report.add(
+            "warning",
+            "limits",
+            f"only {soft} files may be open at once",
+            f"raise it: ulimit -n {OPEN_FILES_MIN}",
+        )
     _check_rights(report)
 
 
@@ -190,11 +214,19 @@ def _check_rights(report: Report) -> None:
         return
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
-        what = f"others may enter the directory (mode {mode:04o})"
-        report.add("warning", "rights", what, f"chmod 700 {report.path}")
+        report.add(
+            "warning",
+            "rights",
+            f"others may enter the directory (mode {mode:04o})",
+            f"chmod 700 {report.path}",
+        )
     if found.st_uid != os.geteuid():
-        what = f"belongs to user {found.st_uid}, this is user {os.geteuid()}"
-        report.add("warning", "rights", what, "run as that user, or chown the directory")
+        report.add(
+            "warning",
+            "rights",
+            f"belongs to user {found.st_uid}, this is user {os.geteuid()}",
+            "run as that user, or chown the directory",
+        )
 
 
 # -- journals ------------------------------------------------------------------------------------
@@ -208,14 +240,23 @@ def _check_journal(report: Report, facts: JournalFacts) -> None:
     for warning in facts.warnings:
         report.add("damage", JOURNAL, warning, RESTORE)
     for path in facts.hopeless:
-        what = f"{path} holds nothing that can be read"
-        report.add("damage", JOURNAL, what, "the next opening puts it into quarantine")
+        report.add(
+            "damage",
+            JOURNAL,
+            f"{path} holds nothing that can be read",
+            "the next opening puts it into quarantine",
+        )
     if facts.bytes_torn:
-        what = f"{facts.bytes_torn} bytes behind the last whole frame: a crash cut a write short"
-        report.add("info", JOURNAL, what, "nothing: they were never acked and will be cut")
+        report.add(
+            "info",
+            JOURNAL,
+            f"{facts.bytes_torn} bytes behind the last whole frame: a crash cut a write short",
+            "nothing: they were never acked and will be cut",
+        )
     versions = sorted({segment["format_version"] for segment in facts.segments})
-    what = f"{len(facts.segments)} segments, format {versions}, lsn {facts.lsn}"
-    report.add("info", JOURNAL, what)
+    report.add(
+        "info", JOURNAL, f"{len(facts.segments)} segments, format {versions}, lsn {facts.lsn}"
+    )
 
 
 def _verify(report: Report, facts: JournalFacts) -> None:
@@ -228,8 +269,12 @@ def _verify(report: Report, facts: JournalFacts) -> None:
         successor = found[index + 1] if index + 1 < len(found) else None
         _frames, problems, lost = verify_segment(facts, each, successor)
         for problem in problems:
-            what = f"segment {each.segment.id}: {problem}"
-            report.add("damage", JOURNAL, what, "restore the file from a copy")
+            report.add(
+                "damage",
+                JOURNAL,
+                f"segment {each.segment.id}: {problem}",
+                "restore the file from a copy",
+            )
         report.lost += [each_lost for each_lost in lost if each_lost not in report.lost]
 
 

@@ -187,7 +187,7 @@ class Engine(Instance):
                 self._on_owned()
             self._complete()
             self.warnings += self.log.journal.report.warnings
-            self.upkeep = Upkeep(self, threads=self.threaded)
+            self.upkeep = Upkeep(self)
             self._bind_all()
             self._settle_holds()
             self._commit_inline(self.objects.load())

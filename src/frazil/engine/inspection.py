@@ -10,7 +10,7 @@ import attrs
 
 from frazil.errors import CorruptionError, FrazilError, NotFound, Unavailable
 from frazil.fs import LockTaken, read_fully
-from frazil.log import Found, OpenFiles, Scan, Scanner, Survey, body_hash, read_footer
+from frazil.log import RANGE_LOST, Found, OpenFiles, Scan, Scanner, Survey, body_hash, read_footer
 from frazil.log import format as fmt
 from frazil.offsets import RangeSet
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from frazil.fs import File, FileSystem
-    from frazil.log import DataDirectory, Footer
+    from frazil.log import DataDirectory, Footer, TopicState
+    from frazil.log.index import TopicEntry
 
 __all__ = [
     "Access",
@@ -109,7 +110,6 @@ def inspect_journal(file_system: FileSystem, paths: DataDirectory) -> JournalFac
     directory = paths.journal
     if file_system.stat(directory) is None:
         return None
-    facts = JournalFacts(directory)
     survey = Survey(
         file_system,
         directory,
@@ -118,31 +118,36 @@ def inspect_journal(file_system: FileSystem, paths: DataDirectory) -> JournalFac
     try:
         survey.run()
     except (FrazilError, OSError) as error:
-        facts.error = str(error)
-        return facts
-    facts.survey = survey
-    report, state = survey.report, survey.state
-    facts.lsn = state.lsn
-    facts.bytes_torn = report.bytes_torn
-    facts.warnings = list(report.warnings)
-    facts.hopeless = list(report.quarantined)
-    if survey.found:
-        facts.journal_id = survey.found[-1].header.journal.hex()
-    for topic in state.topics.values():
-        facts.topics[topic.id] = {
-            "name": topic.spec.name,
-            "partitions": topic.spec.partitions,
-            "deleted": bool(topic.spec.deleted_us),
-            "start": topic.start,
-            "next": topic.next,
-        }
-        facts.lost += [
+        return JournalFacts(directory, error=str(error))
+    report, topics = survey.report, survey.state.topics.values()
+    facts = JournalFacts(
+        directory,
+        journal_id=survey.found[-1].header.journal.hex() if survey.found else "",
+        lsn=survey.state.lsn,
+        topics={topic.id: _topic_facts(topic) for topic in topics},
+        bytes_torn=report.bytes_torn,
+        warnings=list(report.warnings),
+        lost=[
             LostRange(topic.id, topic.spec.name, special.first, special.end, special.reason)
+            for topic in topics
             for special in topic.ranges
-            if special.kind == "lost"
-        ]
+            if special.kind == RANGE_LOST
+        ],
+        hopeless=list(report.quarantined),
+        survey=survey,
+    )
     facts.segments = [_segment_facts(found, facts) for found in survey.found]
     return facts
+
+
+def _topic_facts(topic: TopicState) -> dict[str, Any]:
+    return {
+        "name": topic.spec.name,
+        "partitions": topic.spec.partitions,
+        "deleted": bool(topic.spec.deleted_us),
+        "start": topic.start,
+        "next": topic.next,
+    }
 
 
 def _segment_facts(found: Found, facts: JournalFacts) -> dict[str, Any]:
@@ -279,18 +284,21 @@ def _lost_in_sealed(facts: JournalFacts, footer: Footer, scan: Scan) -> list[Los
     survey = facts.survey
     assert survey is not None
     for entry in footer.topics:
-        index = scan.indexes.get(entry.topic)
-        holes = [(first, end) for topic, first, end, _at in scan.breaks if topic == entry.topic]
-        if index is None or not index.count:
-            holes = [(entry.first, entry.end)]
-        else:
-            holes += [(entry.first, index.first), (index.end, entry.end)]
         state = survey.state.topics.get(entry.topic)
-        for first, end in sorted(holes):
-            known = [] if state is None else [special[:2] for special in state.ranges]
-            start = first if state is None else max(first, state.start)
+        known = [] if state is None else [special[:2] for special in state.ranges]
+        start = 0 if state is None else state.start
+        for first, end in _holes(entry, scan):
             lost += [
                 LostRange(entry.topic, _topic_name(facts, entry.topic), low, high, "damaged")
-                for low, high in RangeSet(known).missing(start, end)
+                for low, high in RangeSet(known).missing(max(first, start), end)
             ]
     return lost
+
+
+def _holes(entry: TopicEntry, scan: Scan) -> list[tuple[int, int]]:
+    """Return the offsets of a topic in a segment that no whole frame has."""
+    index = scan.indexes.get(entry.topic)
+    if index is None or not index.count:
+        return [(entry.first, entry.end)]
+    breaks = [(first, end) for topic, first, end, _at in scan.breaks if topic == entry.topic]
+    return sorted([*breaks, (entry.first, index.first), (index.end, entry.end)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 from operator import itemgetter
@@ -13,7 +14,7 @@ from frazil.fs import write_fully
 from frazil.log import RANGE_GAP, RANGE_LOST
 from frazil.model import topic_uid
 from frazil.objects import unreadable
-from frazil.schema import column_id, partition_spec_text, type_name
+from frazil.schema import key_names, partition_spec_text, type_name
 from frazil.telemetry import warn
 from frazil.tiers import on_full_of, quota_of
 from frazil.topic import first_held, special_ranges
@@ -37,8 +38,6 @@ def _time(us: int) -> str:
 
 def _definition(spec: TopicSpec, schema: pa.Schema) -> dict[str, Any]:
     """Describe what a topic is, by its columns' names."""
-    keyed = bool(spec.primary_key or spec.sort_by)
-    names = {column_id(field): field.name for field in schema} if keyed else {}
     return {
         "name": spec.name,
         "id": spec.id,
@@ -50,9 +49,9 @@ def _definition(spec: TopicSpec, schema: pa.Schema) -> dict[str, Any]:
             {"name": field.name, "type": type_name(field.type), "nullable": field.nullable}
             for field in schema
         ],
-        "primary_key": [names[each] for each in spec.primary_key],
-        "partition_by": partition_spec_text(spec.partition_by, schema) if spec.partition_by else [],
-        "sort_by": [names[each] for each in spec.sort_by],
+        "primary_key": key_names(schema, spec.primary_key),
+        "partition_by": partition_spec_text(spec.partition_by, schema),
+        "sort_by": key_names(schema, spec.sort_by),
         "part_of": spec.part_of or None,
         "part_index": spec.part_index if spec.part_of else None,
         "unknown_key": spec.unknown_key if spec.primary_key else None,
@@ -310,10 +309,10 @@ NAME = "stats.json"
 
 def write_stats_file(engine: Engine) -> None:
     """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
-    files, directory = engine.file_system, engine.paths.run
     stats = engine_stats(engine, engine.runtimes)
     report = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
-    replace_run_file(files, directory, NAME, msgspec.json.encode(report, enc_hook=str))
+    data = msgspec.json.encode(report, enc_hook=str)
+    replace_run_file(engine.file_system, engine.paths.run, NAME, data)
 
 
 def replace_run_file(files: FileSystem, directory: str, name: str, data: bytes) -> None:
@@ -326,11 +325,8 @@ def replace_run_file(files: FileSystem, directory: str, name: str, data: bytes) 
     fresh = f"{directory}/{name}.tmp"
     if files.stat(fresh) is not None:
         files.unlink(fresh)
-    file = files.open(fresh, "create")
-    try:
+    with contextlib.closing(files.open(fresh, "create")) as file:
         write_fully(file, 0, [data])
-    finally:
-        file.close()
     files.rename(fresh, f"{directory}/{name}")
 
 

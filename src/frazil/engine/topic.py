@@ -297,9 +297,7 @@ class Topic(TopicHandle):
         sender = runtime.sender(ack, producer, sequence, epoch)
         waiting = [Pending() for _each in prepared]
         self._queue.submit_waiting(*runtime.entries(prepared, waiting, sender))
-        joined = joined_ack([answer(pending) for pending in waiting])
-        wait_reached(ack, [(runtime, joined)])
-        return joined
+        return self._reached(joined_ack([answer(pending) for pending in waiting]), ack)
 
     # -- changes of keys --------------------------------------------------------------------------
 
@@ -409,20 +407,18 @@ class Topic(TopicHandle):
                 came in between: then `offsets_written` tells what is.
             Conflict: if the producer's sequence has a gap, or a newer epoch fenced it.
         """
-        changes = self.runtime.changes
         runtime = self.runtime
         sender = runtime.sender(ack, producer, sequence, producer_epoch)
-        pieces: list[list[Step] | Prepared] = list(steps_of(runtime, changes, data, op_column))
+        pieces: list[list[Step] | Prepared] = list(steps_of(runtime, data, op_column))
         check_bulk(runtime, pieces, sender)
         if not pieces:
             return nothing_written(runtime)
         results: list[Ack | FrazilError] = []
         for piece, own in numbered(pieces, sender):
             try:
-                results.append(answer(self.begin(piece, own)))
+                results.append(self.begin(piece, own).result())
             except FrazilError as error:
                 results.append(error)
-            if isinstance(results[-1], FrazilError):
                 break
         return self._reached(bulk_ack(results), ack)
 

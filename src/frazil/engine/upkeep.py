@@ -54,10 +54,9 @@ class Upkeep:
     `stats`. What is decided about holds and definitions is decided under the engine's control lock.
     """
 
-    def __init__(self, engine: Engine, *, threads: bool) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._settings = engine.settings.log
-        self._threads = threads
         self._scrubbed: dict[str, float] = {}
         self._space_lock = threading.Lock()
         clock = engine.clock
@@ -81,7 +80,7 @@ class Upkeep:
         for runtime in self._engine.runtimes:
             self._refuse_unstored(runtime)
         self.task.run("space", self.check_space)
-        if self._threads:
+        if self._engine.threaded:
             self.task.start()
 
     def stop(self) -> None:
@@ -101,9 +100,8 @@ class Upkeep:
             runtime.refusal = NotStored(runtime.name)
 
     def _pause_s(self) -> float:
-        if self._engine.log.journal.to_seal:
-            return PAUSE_S
-        return min(FREE_CHECK_S, RETENTION_CHECK_S, 0.5)
+        is_behind = bool(self._engine.log.journal.to_seal)
+        return PAUSE_S if is_behind else min(FREE_CHECK_S, RETENTION_CHECK_S, 0.5)
 
     def run_once(self) -> None:
         """Do what is due: seal, look at the disk, free, scrub."""
@@ -197,8 +195,7 @@ class Upkeep:
             return 0
         journal.unlink(gone)
         self.segments_freed += len(gone)
-        first = gone[-1].id + 1
-        event("segments_freed", segments=len(gone), segment_first=first)
+        event("segments_freed", segments=len(gone), segment_first=gone[-1].id + 1)
         self._engine.note_segments()
         return len(gone)
 

@@ -208,9 +208,11 @@ def _late(
     facts: dict[str, Any] = {"offset": ack.offset, "offset_last": ack.offset_last}
     if len(every) > 1:
         parts_late = [str(own.part) for own, each in every if not _is_there(level, own, each)]
-        acks = tuple(each for _own, each in every)
-        written = ranges_text((own.part, each) for own, each in every)
-        facts = {"parts_written": written, "parts_late": ", ".join(parts_late), "acks": acks}
+        facts = {
+            "parts_written": ranges_text((own.part, each) for own, each in every),
+            "parts_late": ", ".join(parts_late),
+            "acks": tuple(each for _own, each in every),
+        }
     return Unavailable(
         f"the call's records are fsynced, but not all {WAITED_FOR[level]} yet; they will be, "
         "do not send them again",

@@ -7,7 +7,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import InvalidRequest, NotFound, Unavailable
 from frazil.model import Ack, full_topic_name
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from frazil.log import SpecialRange
     from frazil.topic.runtime import TopicRuntime
+
+    Offsets = Iterator[tuple[TopicRuntime, int, int]]
 
 
 class _Watch(threading.local):
@@ -50,14 +52,6 @@ WAIT_STEP_S: Final = 0.02
 """A query that waits for an offset is asked so often whether it may still run."""
 
 
-class _Offset(NamedTuple):
-    """An offset that an option names: of a topic or part, by a number or by an ack."""
-
-    runtime: TopicRuntime
-    offset: int
-    is_ack: bool
-
-
 # -- after an ack ----------------------------------------------------------------------------------
 
 
@@ -73,7 +67,7 @@ def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float)
         Unavailable: if an offset does not come in time.
     """
     by_name = {runtime.name: runtime for runtime in runtimes}
-    for runtime, offset, _is_ack in _offsets([*by_name.values()], wanted, "min_offset"):
+    for runtime, offset, _end in _offsets([*by_name.values()], wanted, "min_offset"):
         if runtime.state.durable <= offset and not _came(runtime, offset, timeout_s):
             raise Unavailable(
                 "the topic has no such offset yet", topic=runtime.name, min_offset=offset
@@ -92,8 +86,11 @@ def _came(runtime: TopicRuntime, offset: int, timeout_s: float) -> bool:
             return False
 
 
-def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iterator[_Offset]:
-    """Yield the offsets of an option by topic or part; an ack stands for its last offset."""
+def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Offsets:
+    """Yield each topic or part with the offset that an option names, and where a look back ends.
+
+    An ack stands for its last offset, which a look back sees; it does not see the offset of a number.
+    """
     if isinstance(wanted, Mapping):
         for name, own in wanted.items():
             full = full_topic_name(name)
@@ -111,7 +108,7 @@ def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iter
     yield from _of_topic(runtimes, wanted, option)
 
 
-def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Iterator[_Offset]:
+def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Offsets:
     if isinstance(wanted, (list, tuple)):
         for each in wanted:
             yield from _of_topic(runtimes, each, option)
@@ -119,9 +116,9 @@ def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Ite
         own = [each for each in runtimes if each.part == wanted.part] or runtimes
         # The ack of a call that had nothing to write ends before it begins.
         if wanted.offset_last >= wanted.offset:
-            yield _Offset(_only_part(own, option), wanted.offset_last, is_ack=True)
+            yield _only_part(own, option), wanted.offset_last, wanted.offset_last + 1
     elif is_whole(wanted) and wanted >= 0:
-        yield _Offset(_only_part(runtimes, option), wanted, is_ack=False)
+        yield _only_part(runtimes, option), wanted, wanted
     else:
         raise InvalidRequest("must be an offset from 0 on", name=option, got=wanted)
 
@@ -155,8 +152,7 @@ def moments_of(runtimes: Sequence[TopicRuntime], wanted: Any) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     by_name = {runtime.name: runtime for runtime in runtimes}
-    for runtime, offset, is_ack in _offsets(list(by_name.values()), wanted, "as_of_offset"):
-        end = offset + 1 if is_ack else offset
+    for runtime, _offset, end in _offsets([*by_name.values()], wanted, "as_of_offset"):
         found[runtime.name] = max(end, found.get(runtime.name, 0))
     return found
 

@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from frazil.log import Sender
     from frazil.schema import Key, RawChange
     from frazil.topic.changes import ChangeCodec, Step
-    from frazil.topic.changing import TopicChanges
     from frazil.topic.frames import KeyedColumns
     from frazil.topic.runtime import Prepared, TopicRuntime
 
 
 def steps_of(
-    runtime: TopicRuntime, changes: TopicChanges, data: object, op_column: str
+    runtime: TopicRuntime, data: object, op_column: str
 ) -> Iterator[list[Step] | Prepared]:
     """Yield what to publish, in order: batches as they are, or steps that need a key's state.
 
@@ -38,9 +37,9 @@ def steps_of(
         InvalidRequest: with the number of the first change that is wrong.
     """
     if is_arrow(data):
-        yield from _arrow_steps(runtime, changes, data, op_column)
+        yield from _arrow_steps(runtime, data, op_column)
     else:
-        yield from _debezium_steps(runtime, changes, data)
+        yield from _debezium_steps(runtime, data)
 
 
 def check_bulk(
@@ -56,13 +55,12 @@ def check_bulk(
     """
     if sender is not None and sender.producer is not None:
         runtime.check_frames(len(pieces), sum(map(_records, pieces)), sender)
-    changes = runtime.changes
     try:
-        if changes.is_new(sender):
+        if runtime.changes.is_new(sender):
             check_keys(runtime, pieces)
     except (Conflict, NotFound):
         # What refused it may be what the same call has written meanwhile.
-        if changes.is_new(sender):
+        if runtime.changes.is_new(sender):
             raise
 
 
@@ -151,9 +149,9 @@ def check_there(runtime: TopicRuntime) -> None:
 
 
 def _arrow_steps(
-    runtime: TopicRuntime, changes: TopicChanges, data: object, op_column: str
+    runtime: TopicRuntime, data: object, op_column: str
 ) -> Iterator[list[Step] | Prepared]:
-    keyed = changes.columns
+    keyed = runtime.changes.columns
     is_empty = True
     for batch in change_batches(runtime, keyed, data, op_column):
         is_empty = False
@@ -222,15 +220,13 @@ def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     return rows
 
 
-def _debezium_steps(
-    runtime: TopicRuntime, changes: TopicChanges, data: object
-) -> Iterator[list[Step]]:
-    codec = changes.columns.changes
+def _debezium_steps(runtime: TopicRuntime, data: object) -> Iterator[list[Step]]:
+    codec = runtime.changes.columns.changes
     steps: list[Step] = []
     for number, raw in debezium_changes(runtime.name, codec, data):
         try:
             step = codec.prepare(raw.op, raw.key, raw.row)
-            changes.check_part(step)
+            runtime.changes.check_part(step)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, **{"change": number, **error.details}) from error
         if len(steps) >= STEPS_MAX:

@@ -60,12 +60,13 @@ class TopicChanges:
     def update(self, arguments: Sequence[Any], fields: Mapping[str, Any]) -> Step:
         """Check an update: `(row)`, `(key, columns)` or `(column, value, columns)`."""
         codec = self.columns.changes
-        *given, columns = arguments or ({},)
-        if not isinstance(columns, dict) and not given and fields:
-            given, columns = [columns], {}
-        if not isinstance(columns, dict):
-            raise InvalidRequest("the columns to update must be a dict", got=type(columns).__name__)
-        columns = {**columns, **fields}
+        *given, last = arguments or ({},)
+        if not isinstance(last, dict):
+            if given or not fields:
+                got = type(last).__name__
+                raise InvalidRequest("the columns to update must be a dict", got=got)
+            given, last = [last], {}
+        columns = {**last, **fields}
         if given:
             return codec.prepare_update(self._key(given), columns)
         if missing := [name for name in codec.shape.names if name not in columns]:

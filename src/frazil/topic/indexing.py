@@ -104,19 +104,6 @@ class Stores:
     lease_ttl_s: float | None = None
     """How long the lease of an owner lasts; None where no other machine can take over."""
 
-    @classmethod
-    def counting(
-        cls,
-        local: MetadataStore,
-        shared: MetadataStore,
-        warnings: list[str],
-        lease_ttl_s: float | None = None,
-    ) -> Stores:
-        """Return stores whose calls are counted; one store is counted once."""
-        counted = CountedStore(local)
-        other = counted if shared is local else CountedStore(shared)
-        return cls(counted, other, warnings, lease_ttl_s)
-
     def facts(self) -> dict[str, dict[str, float]]:
         """Return what is counted of each store, by what it is."""
         both = {"local": self.local, "shared": self.shared}
@@ -139,20 +126,21 @@ def open_stores(
     The journals then fill it again.
     """
     if settings.metadata.backend == "memory":
-        store: MetadataStore = MemoryStore(clock=clock)
-        return Stores.counting(store, store, [])
+        memory = CountedStore(MemoryStore(clock=clock))
+        return Stores(memory, memory, [])
     store, warnings = _open_file(paths, file_system, clock)
+    local = CountedStore(store)
     if settings.metadata.backend == "sqlite":
-        return Stores.counting(store, store, warnings)
+        return Stores(local, local, warnings)
     try:
-        return _open_shared(settings, store, warnings, clock)
+        return _open_shared(settings, local, warnings, clock)
     except BaseException:
         store.close()
         raise
 
 
 def _open_shared(
-    settings: Settings, local: MetadataStore, warnings: list[str], clock: Clock
+    settings: Settings, local: CountedStore, warnings: list[str], clock: Clock
 ) -> Stores:
     try:
         from frazil.metadata.etcd import EtcdStore
@@ -167,7 +155,7 @@ def _open_shared(
     except BaseException:
         shared.close()
         raise
-    return Stores.counting(local, shared, warnings, lease_ttl_s=etcd.lease_ttl_s)
+    return Stores(local, CountedStore(shared), warnings, lease_ttl_s=etcd.lease_ttl_s)
 
 
 def _recognise(local: MetadataStore, shared: MetadataStore, store_id: str) -> list[str]:
@@ -179,17 +167,14 @@ def _recognise(local: MetadataStore, shared: MetadataStore, store_id: str) -> li
     known = local.get(SHARED_ID)
     if known is not None and known.value.decode() == store_id:
         return []
-    if known is None and not local.revision():
-        warnings = []
-    elif shared.list("/", limit=1):
+    is_new = known is None and not local.revision()
+    if not is_new and shared.list("/", limit=1):
         raise InvalidRequest(
             "the metadata in etcd are not of this data directory, set metadata.etcd.prefix",
             setting="metadata.etcd.prefix",
         )
-    else:
-        warnings = [] if known is None else ["metadata in etcd was lost; the log fills it again"]
     local.commit(Transaction(puts={SHARED_ID: store_id.encode()}))
-    return warnings
+    return [] if known is None else ["metadata in etcd was lost; the log fills it again"]
 
 
 def _open_file(

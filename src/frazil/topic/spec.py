@@ -163,17 +163,21 @@ def first_columns(
             "the topic does not exist and cannot be made from this record: give bytes or a row",
             got=type(payload).__name__,
         )
+    _check_first_message(payload, fields, limits)
+    return None
+
+
+def _check_first_message(
+    payload: bytes | bytearray | memoryview, fields: Mapping[str, Any], limits: IngestLimits
+) -> None:
+    """Refuse what its topic would refuse once it is there."""
     unknown = fields.keys() - {*Message.__struct_fields__}
     if unknown:
-        raise InvalidRequest(
-            "message has an unknown field",
-            field=min(unknown),
-            allowed=", ".join(Message.__struct_fields__),
-        )
+        allowed = ", ".join(Message.__struct_fields__)
+        raise InvalidRequest("message has an unknown field", field=min(unknown), allowed=allowed)
     size = memoryview(payload).nbytes
     if size > limits.message_bytes_max:
         raise InvalidRequest("message is too large", bytes=size, bytes_max=limits.message_bytes_max)
-    return None
 
 
 def _ids_of(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
