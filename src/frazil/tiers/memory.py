@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.log import TailEntry
@@ -41,6 +42,9 @@ JOIN_AT_ONCE_ROWS: Final = 8192
 """New chunks are joined up to this size at once; larger ones in the background."""
 JOIN_BYTES_MAX: Final = 4 << 20
 """Chunks of so many bytes are no longer joined: scans gain nothing, and every join is a copy."""
+
+
+_end = attrgetter("end")
 
 
 class Unflushed(NamedTuple):
@@ -237,9 +241,7 @@ class TopicMemory:
         with self.lock:
             self.settle(below)
             chunks = self._held.chunks
-            stop = 0
-            while stop < len(chunks) and chunks[stop].end <= below:
-                stop += 1
+            stop = bisect_right(chunks, below, key=_end)
             gone = chunks[:stop]
             first = chunks[stop].offset if stop < len(chunks) else below
             if self.tail:
@@ -341,11 +343,9 @@ def _run_from(chunks: Sequence[Chunk], first: int, rows_max: int) -> Sequence[Ch
 
 def _run_to_join(chunks: Sequence[Chunk], rows_max: int) -> Sequence[Chunk]:
     """Return the first run of neighbours of which none makes up more than half."""
-    first = 0
-    while first < len(chunks) - 1:
+    for first in range(len(chunks) - 1):
         run = _run_from(chunks, first, rows_max)
-        rows = sum(chunk.count for chunk in run)
-        if len(run) > 1 and 2 * max(chunk.count for chunk in run) <= rows:
+        counts = [chunk.count for chunk in run]
+        if len(run) > 1 and 2 * max(counts) <= sum(counts):
             return run
-        first += 1
     return ()

@@ -143,7 +143,7 @@ def _bound(field: PartitionField, column: pa.Field | None) -> _Field:
     if match is None or kind not in _SUFFIX:
         raise InvalidRequest("partition transform is not known", transform=field.transform)
     if column is None:
-        return _Field(None, f"column_{field.column_id}{_SUFFIX[kind]}", _same, str)
+        return _Field(None, f"column_{field.column_id}{_SUFFIX[kind]}", _storage, str)
     label, data_type = column.name + _SUFFIX[kind], column.type
     parameter = int(match[2]) if match[2] else 0
     if kind in _UNITS:
@@ -154,10 +154,6 @@ def _bound(field: PartitionField, column: pa.Field | None) -> _Field:
     if kind == "truncate":
         return _Field(column.name, label, lambda a: _truncate(a, parameter), _shown_of(data_type))
     return _Field(column.name, label, _storage, _shown_of(data_type))
-
-
-def _same(array: pa.Array) -> pa.Array:
-    return array
 
 
 def _storage(array: pa.Array) -> pa.Array:
@@ -307,16 +303,18 @@ def _hash_same_length(
     hashed = np.zeros(len(starts), np.uint32)
     whole = length & ~3
     for at in range(0, whole, 4):
-        word = np.zeros(len(starts), np.uint32)
-        for byte in range(4):
-            word |= data[starts + (at + byte)].astype(np.uint32) << np.uint32(8 * byte)
-        hashed = _mix(hashed, word)
+        hashed = _mix(hashed, _word(data, starts + at, 4))
     if length > whole:
-        word = np.zeros(len(starts), np.uint32)
-        for byte in range(length - whole):
-            word |= data[starts + (whole + byte)].astype(np.uint32) << np.uint32(8 * byte)
-        hashed ^= _scrambled(word)
+        hashed ^= _scrambled(_word(data, starts + whole, length - whole))
     return _end(hashed, length)
+
+
+def _word(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], count: int) -> Words:
+    """Return the little-endian numbers of so many bytes from each start on."""
+    word = np.zeros(len(starts), np.uint32)
+    for byte in range(count):
+        word |= data[starts + byte].astype(np.uint32) << np.uint32(8 * byte)
+    return word
 
 
 def _rotated(words: Words, bits: int) -> Words:

@@ -130,7 +130,7 @@ def damage_group(world, file, number, name="n"):
     column = group.column(reader.schema.get_field_index(name))
     start = column.dictionary_page_offset or column.data_page_offset
     place = start + column.total_compressed_size - 1
-    bounds = reader.bounds(number)
+    bounds = reader.bounds[number]
     world.tier.readers.forget(file)
     world.files.corrupt(
         world.tier.path(file), lambda data: data.__setitem__(place, data[place] ^ 16)

@@ -93,20 +93,24 @@ def _leaves(data_type: pa.DataType) -> int:
 
 def _column_range(metadata: pq.FileMetaData, leaf: int, data_type: pa.DataType) -> ColumnRange:
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    statistics = [group.column(leaf).statistics for group in groups]
-    if any(each is None for each in statistics):
+    found = [group.column(leaf).statistics for group in groups]
+    if any(each is None for each in found):
         return ColumnRange()
-    counted = all(each.has_null_count for each in statistics)
-    nulls = sum(each.null_count for each in statistics) if counted else None
-    bounds = [_bounds(each, data_type) for each in statistics if each.has_min_max]
-    # A group without bounds has only nulls, or values too long for statistics.
-    known = all(
-        each.has_min_max or each.null_count == group.num_rows
-        for each, group in zip(statistics, groups, strict=True)
-    )
-    if not known or not bounds:
+    counted = all(each.has_null_count for each in found)
+    nulls = sum(each.null_count for each in found) if counted else None
+    pairs = zip(found, groups, strict=True)
+    if not all(_has_bounds(each, group.num_rows) for each, group in pairs):
         return ColumnRange(None, None, nulls)
-    return ColumnRange(_low(min(low for low, _ in bounds)), _high(max(b[1] for b in bounds)), nulls)
+    bounds = [_bounds(each, data_type) for each in found if each.has_min_max]
+    if not bounds:
+        return ColumnRange(None, None, nulls)
+    lows, highs = zip(*bounds, strict=True)
+    return ColumnRange(_low(min(lows)), _high(max(highs)), nulls)
+
+
+def _has_bounds(statistics: pq.Statistics, rows: int) -> bool:
+    """Tell whether a group has bounds or only nulls: values may be too long for statistics."""
+    return bool(statistics.has_min_max or statistics.null_count == rows)
 
 
 def _bounds(statistics: pq.Statistics, data_type: pa.DataType) -> tuple[Any, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -311,14 +313,8 @@ class DamagedFiles:
             The number of damaged ones.
         """
         now_us = self._clock.now_us()
-        due: list[tuple[int, str, DiskFile]] = []
-        for topic in self._catalog.topics:
-            for file in self._catalog.picture(topic).files:
-                checked_us = self._checked_us.get((topic, file.name), file.created_us)
-                if checked_us <= now_us - self._scrub_interval_us:
-                    due.append((checked_us, file.name, file))
         found = spent = 0
-        for _, _, file in sorted(due, key=lambda each: each[:2]):
+        for file in self._due(now_us):
             if spent > SCRUB_BYTES:
                 break
             if self._is_replaced(file):
@@ -336,6 +332,18 @@ class DamagedFiles:
                     self._damaged.pop((file.topic, file.name), None)
                 self._readers.forget(file)
         return found
+
+    def _due(self, now_us: int) -> list[DiskFile]:
+        """Return the files that were not verified for long, the longest first."""
+        pictures = [self._catalog.picture(topic) for topic in self._catalog.topics]
+        files = [file for picture in pictures for file in picture.files]
+        checked = [
+            (self._checked_us.get((file.topic, file.name), file.created_us), file.name, file)
+            for file in files
+        ]
+        limit_us = now_us - self._scrub_interval_us
+        due = sorted(checked, key=itemgetter(0, 1))
+        return [file for checked_us, _, file in due if checked_us <= limit_us]
 
 
 # -- space -----------------------------------------------------------------------------------------
@@ -402,23 +410,17 @@ class DiskSpace:
         """Return what is in files, but not committed."""
         picture = self._catalog.picture(topic)
         marks = picture.marks
-        files = [
-            file
-            for span in reversed(picture.spans)
-            if span.end > marks.committed
-            for file in span.files
-            if file.rows
-        ]
+        files = [file for file in picture.files if file.set_end > marks.committed and file.rows]
         if not files:
             return Staged()
-        partitions: dict[str, int] = {}
+        partitions: Counter[str] = Counter()
         for file in files:
-            partitions[file.partition] = partitions.get(file.partition, 0) + file.bytes
+            partitions[file.partition] += file.bytes
         return Staged(
             files=len(files),
-            bytes=sum(file.bytes for file in files),
+            bytes=partitions.total(),
             partition_bytes_max=max(partitions.values()),
-            small_files=sum(1 for file in files if file.bytes < self._small_file_bytes),
+            small_files=sum(file.bytes < self._small_file_bytes for file in files),
             deletes=sum(file.deletes for file in files),
             offset_first=max(marks.committed, picture.start),
             offset_end=picture.flushed,

@@ -336,12 +336,11 @@ def _repeating(schema: pa.Schema, sample: pa.Table | None) -> list[str]:
     if sample is None or len(sample) < SAMPLE_ROWS_MIN:
         return names
     part = sample.slice(0, SAMPLE_ROWS)
-    found: list[str] = []
-    for name in names:
-        column = part.column(name)
-        if pa.types.is_nested(column.type) or 2 * len(column.unique()) <= len(part):
-            found.append(name)
-    return found
+    return [name for name in names if _repeats(part.column(name))]
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    return pa.types.is_nested(column.type) or 2 * len(column.unique()) <= len(column)
 
 
 def _options(

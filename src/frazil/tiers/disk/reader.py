@@ -67,9 +67,6 @@ class LruCache(Generic[T]):
         self._lock = threading.Lock()
         self.nbytes = 0
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def get(self, key: Hashable) -> T | None:
         """Return a value and note its use."""
         with self._lock:
@@ -127,6 +124,7 @@ class RowsFile:
         columns: the topic's columns, without the system columns.
         shape: the key columns, None for a file of a topic without key.
         starts: the row with which each row group starts, and the number of rows at the end.
+        bounds: the first and last offset of each row group.
         released: it was closed; open it again.
     """
 
@@ -159,13 +157,13 @@ class RowsFile:
         counts = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
         self.starts = [0, *accumulate(counts)]
         # `_offset` is the first column.
-        self._bounds = group_integers(metadata, 0)
-        self._lasts = [last for _, last in self._bounds]
+        self.bounds = group_integers(metadata, 0)
+        self._lasts = [last for _, last in self.bounds]
 
     @property
     def groups(self) -> int:
         """Return the number of row groups."""
-        return len(self._bounds)
+        return len(self.bounds)
 
     def group_of(self, row: int) -> int:
         """Return the row group of a row."""
@@ -175,13 +173,9 @@ class RowsFile:
         """Return the row groups that may have offsets in `[first, end)`."""
         low = bisect_left(self._lasts, first)
         high = low
-        while high < len(self._bounds) and self._bounds[high][0] < end:
+        while high < len(self.bounds) and self.bounds[high][0] < end:
             high += 1
         return range(low, high)
-
-    def bounds(self, group: int) -> tuple[int, int]:
-        """Return the first and last offset of a row group."""
-        return self._bounds[group]
 
     def runs(self) -> list[SentRun]:
         """Return the producers' runs of the file's set, as far as this file has them.
@@ -457,7 +451,7 @@ class DiskHistory:
             reader = self._readers.reader(file)
             row = offset - file.offset_first
             number = reader.group_of(row)
-            end = reader.bounds(number)[1] + 1
+            end = reader.bounds[number][1] + 1
             batch = self._readers.group(file, number)
         except CorruptionError as error:
             raise _over(error, offset, end) from error
@@ -470,9 +464,8 @@ class DiskHistory:
         """Sort the rows of all files that share a range of offsets."""
         end = min(limit, offset + _window_rows(picture, offset, limit))
         files = [file for file in picture.overlapping(offset, end) if file.rows]
-        others = [file.set_first for file in files if file.schema != files[0].schema]
         # Rows under other columns belong to later sets and make up a later run.
-        end = min([end, *others])
+        end = min([end, *(file.set_first for file in files if file.schema != files[0].schema)])
         files = [file for file in files if file.schema == files[0].schema]
         pieces: list[pa.RecordBatch] = []
         damage = _lost(picture.topic, offset, end, "no file holds this offset")
@@ -483,17 +476,13 @@ class DiskHistory:
         merged = pa.Table.from_batches(pieces).combine_chunks()
         offsets = merged.column("_offset").to_numpy()
         order = np.argsort(offsets, kind="stable")
-        offsets = offsets[order]
-        # The number of rows without a hole, from the wanted offset on.
-        steps = offsets - np.arange(offset, offset + len(offsets))
-        together = int(np.argmax(steps != 0)) if steps.any() else len(offsets)
-        if together == 0:
-            raise _over(damage, offset, int(offsets[0]))
-        if together < len(offsets) and offsets[together] < offset + together:
-            raise _lost(
-                picture.topic, offset + together - 1, offset + together, "offset is in two files"
-            )
-        ordered = merged.take(pa.array(order[:together])).combine_chunks().to_batches()
+        count, following = _together(offsets[order], offset)
+        if count == 0:
+            raise _over(damage, offset, following)
+        if following < offset + count:
+            at = offset + count
+            raise _lost(picture.topic, at - 1, at, "offset is in two files")
+        ordered = merged.take(pa.array(order[:count])).combine_chunks().to_batches()
         return StoredRows(ordered[0], offset, files[0].schema, files[0], ahead=True)
 
     def _add_between(
@@ -604,6 +593,15 @@ def _window_rows(picture: TopicFiles, offset: int, limit: int) -> int:
     size = sum(file.bytes for file in files) * SPREAD
     rows = sum(file.rows for file in files)
     return max(WINDOW_ROWS_MIN, rows * AHEAD_BYTES // max(size, 1)) if rows else limit - offset
+
+
+def _together(offsets: npt.NDArray[np.int64], first: int) -> tuple[int, int]:
+    """Return how many sorted offsets follow each other from `first` on, and the one after them."""
+    steps = offsets - np.arange(first, first + len(offsets))
+    if not steps.any():
+        return len(offsets), first + len(offsets)
+    count = int(np.argmax(steps != 0))
+    return count, int(offsets[count])
 
 
 def _time_runs(times: pa.Array) -> tuple[tuple[int, int], ...]:

@@ -157,10 +157,9 @@ class DiskTier:
 
     def set_of(self, file: DiskFile) -> Span | None:
         """Return the set that a file belongs to, None if it is not registered any more."""
-        for span in self.picture(file.topic).spans:
-            if any(each.name == file.name for each in span.files):
-                return span
-        return None
+        spans = self.picture(file.topic).spans
+        names = ((span, {each.name for each in span.files}) for span in spans)
+        return next((span for span, own in names if file.name in own), None)
 
     # -- changes -----------------------------------------------------------------------------------
 

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from frazil.schema import KeyShape
-    from frazil.tiers.chunk import Chunk
+    from frazil.tiers.chunk import Chunk, Offsets
     from frazil.tiers.memory import TopicMemory
 
-    Offsets = npt.NDArray[np.int64]
 
 PENDING_MAX: Final = 1 << 16
 PENDING_SHIFT: Final = 4

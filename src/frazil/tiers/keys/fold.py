@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from frazil.tiers.keys.deletion_vectors import KeyRows
     from frazil.tiers.memory import TopicMemory
 
-    Offsets = npt.NDArray[np.int64]
     Hashes = npt.NDArray[np.uint32]
     FindInFiles = Callable[[Sequence[Key], KeyShape, int], dict[Key, Found]]
     """Returns the newest change below an offset of each key that has one, of rows in files."""
