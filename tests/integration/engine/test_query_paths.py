@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import gc
-import time
 from decimal import Decimal
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pytest
 
 from frazil.errors import InvalidRequest, NotFound, Overloaded
 from tests.integration.engine.opening import open_small
+from tests.integration.engine.test_failures import wait_until
 
 COLUMNS = {
     "id": pa.int64(),
@@ -80,24 +80,19 @@ def test_results_read_ahead_count_as_memory(db):
     db.query("SELECT 1").close()
     pressure = db.tiers.pressure
 
-    def counted(is_right):
-        # Counting gives way while another thread counts: then it is asked again.
-        for _turn in range(200):
-            pressure.recount()
-            found = pressure.snapshot().sources["queries"]
-            if is_right(found):
-                break
-            time.sleep(0.01)
-        return found
+    def counted():
+        # Counting gives way while another thread counts.
+        pressure.recount()
+        return pressure.snapshot().sources["queries"]
 
     kept = db.query("SELECT range AS n FROM range(100000)")
     lost = db.query("SELECT range AS n FROM range(100000)")
-    assert counted(lambda size: size >= 2 * 800_000) >= 2 * 800_000
+    wait_until(lambda: counted() >= 2 * 800_000)
     kept.close()
-    assert 800_000 <= counted(lambda size: size < 2 * 800_000) < 2 * 800_000
+    wait_until(lambda: 800_000 <= counted() < 2 * 800_000)
     del lost
     gc.collect()
-    assert counted(lambda size: size == 0) == 0
+    wait_until(lambda: counted() == 0)
 
 
 @pytest.mark.parametrize("moved", [False, True])

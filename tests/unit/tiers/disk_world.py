@@ -189,6 +189,13 @@ class World:
         assert (self.tier.start(TOPIC), self.tier.flushed(TOPIC)) == (first, end)
 
 
+def opened(**options):
+    """Return a world with an open tier and small row groups."""
+    world = World(row_group_rows=16, **options)
+    world.tier.open()
+    return world
+
+
 def rows_of(batch):
     """Return the rows of a history batch with offset and time in microseconds."""
     times = [us for count, us in batch.times for _ in range(count)]

@@ -35,12 +35,13 @@ def plain(ids, *, offset=0, times=None, version=1):
     return chunk_of(batch, offset=offset, version=version, times=runs, nbytes=0)
 
 
-def keyed(ids, ops=None, present=None, *, offset=0, version=1):
+def keyed(ids, ops=None, present=None, *, offset=0, times=None, version=1):
     """A chunk of a keyed topic."""
     count = len(ids)
     columns = [ids, [f"v{i}" for i in ids], ops or [OP_UPSERT] * count, present or [None] * count]
     batch = pa.record_batch(columns, schema=pa.schema(FIELDS + SYSTEM))
-    return chunk_of(batch, offset=offset, version=version, times=[(count, 7)], nbytes=0)
+    runs = times or [(count, 7)]
+    return chunk_of(batch, offset=offset, version=version, times=runs, nbytes=0)
 
 
 run_lists = st.lists(st.tuples(st.integers(1, 4), st.integers(5, 7)), min_size=1, max_size=8)
@@ -92,18 +93,6 @@ def test_joined_chunks_have_all_rows_marks_and_times():
         join_chunks([one, keyed([9], offset=6, version=2)])
 
 
-def test_the_bytes_of_a_chunk_grow_with_what_is_made_for_it():
-    """Marks and key maps are counted."""
-    chunk = keyed(list(range(100)))
-    before = chunk.nbytes
-    assert before >= chunk.batch.nbytes
-    chunk.mark([3], [200])
-    assert chunk.nbytes == before + 800
-    chunk.key_map(KeyShape(chunk.batch.schema, (1,)))
-    chunk.key_map(KeyShape(chunk.batch.schema, (1,)))
-    assert chunk.nbytes == before + 1600
-
-
 def test_the_form_of_files_has_the_system_columns_first():
     """Offsets, times and operations come before the topic's columns, which keep their ids."""
     chunk = keyed([1, 2], [OP_UPSERT, OP_UPDATE], [None, b"\x03"], offset=5)
@@ -131,19 +120,18 @@ def test_what_was_read_back_counts_explicit_changes_only():
     assert np.array_equal(again.ops, chunk.ops)
 
 
-def test_what_is_computed_once_counts_once():
-    """Arrays made on demand count, however often they are asked for; views of the batch do not."""
+def test_the_bytes_of_a_chunk_grow_with_what_is_made_for_it():
+    """Marks, key maps and arrays made on demand count, once; views of the batch do not."""
     count = 1000
     present = [b"\x01" if row % 2 else None for row in range(count)]
-    chunk = keyed(list(range(count)), present=present)
+    times = [(1, 5 + row % 2) for row in range(count)]
+    chunk = keyed(list(range(count)), present=present, times=times)
     before = chunk.nbytes
-    assert len(chunk.ops) == count
-    assert chunk.nbytes == before
+    assert before >= chunk.batch.nbytes
+    chunk.mark([3], [20_000])
     for _ in range(2):
+        assert len(chunk.key_map(KeyShape(chunk.batch.schema, (1,)))) == count
+        assert len(chunk.ops) == count
         assert int(chunk.unmatched.sum()) == count // 2
-        assert chunk.nbytes == before + count
-    runs = [(1, 5 + row % 2) for row in range(count)]
-    timed = plain(list(range(count)), times=runs)
-    before = timed.nbytes
-    assert timed.time_at(3) == 6
-    assert timed.nbytes == before + 8 * count
+        assert chunk.time_at(3) == 6
+        assert chunk.nbytes == before + (8 + 8 + 1 + 8) * count

@@ -16,6 +16,7 @@ from tests.unit.tiers.disk_world import (
     BY_COUNTRY,
     TOPIC,
     World,
+    opened,
     row,
     rows_of,
     time_of,
@@ -27,13 +28,6 @@ KINDS = [
 ]
 
 WIDE = "x" * 1_000_000
-
-
-def opened(**options):
-    """Return a world with an open tier and small row groups."""
-    world = World(row_group_rows=16, **options)
-    world.tier.open()
-    return world
 
 
 @pytest.mark.parametrize("kind", KINDS)

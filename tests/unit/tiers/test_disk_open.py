@@ -11,14 +11,14 @@ from frazil.tiers.disk.format import DiskFile, SetName, set_name
 from frazil.tiers.disk.plan import plan_topic
 from frazil.tiers.disk.writer import merge_once
 from tests.support import SimulatedCrash
-from tests.unit.tiers.disk_world import BY_COUNTRY, QUARANTINE, TOPIC, CrashingFileSystem, World
-
-
-def opened(**options):
-    """Return a world with an open tier and small row groups."""
-    world = World(row_group_rows=16, **options)
-    world.tier.open()
-    return world
+from tests.unit.tiers.disk_world import (
+    BY_COUNTRY,
+    QUARANTINE,
+    TOPIC,
+    CrashingFileSystem,
+    World,
+    opened,
+)
 
 
 def names_on_disk(world):

@@ -163,30 +163,19 @@ def test_the_committed_mark_never_goes_back():
     assert world.reopened().tier.committed(TOPIC) == 60
 
 
-def test_the_cache_of_bytes_keeps_what_is_used():
-    """The cache stays below its limit and drops what was not used for longest."""
-    cache = LruCache(10)
+def test_a_cache_keeps_what_is_used_and_closes_the_rest():
+    """It stays below its limit, drops what was not used for longest, and closes what it drops."""
+    closed = []
+    cache = LruCache(10, close=closed.append)
     for name in "abc":
-        cache.put(name, name.upper(), 4)
+        assert cache.put(name, name.upper(), 4) == name.upper()
         cache.get("a")
-    assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("A", None, "C")
-    assert cache.nbytes == 8
+    assert [cache.get(name) for name in "abc"] == ["A", None, "C"]
+    assert (cache.nbytes, closed) == (8, ["B"])
     cache.put("large", "L", 11)
     assert cache.get("large") is None
     assert cache.put("a", "again", 6) == "A"
     cache.forget(lambda key: key == "a")
-    assert cache.nbytes == 4
-
-
-def test_the_cache_closes_what_it_drops():
-    """Values beyond the limit, twice opened ones and all values at the end are closed."""
-    closed = []
-    cache = LruCache(2, close=closed.append)
-    for name in ("a", "b", "c"):
-        assert cache.put(name, name) == name
-        cache.get("a")
-    assert closed == ["b"]
-    assert cache.put("a", "another a") == "a"
-    assert closed == ["b", "another a"]
+    assert (cache.nbytes, closed) == (4, ["B", "again", "A"])
     cache.forget()
-    assert sorted(closed) == ["a", "another a", "b", "c"]
+    assert (cache.nbytes, closed[3:]) == (0, ["C"])

@@ -25,6 +25,7 @@ from tests.unit.tiers.disk_world import (
     CrashingFileSystem,
     World,
     batch_of,
+    opened,
 )
 
 KINDS = [
@@ -32,13 +33,6 @@ KINDS = [
     pytest.param({"keyed": True}, id="keyed"),
     pytest.param({"keyed": True, "partition_by": BY_COUNTRY}, id="keyed, by country"),
 ]
-
-
-def opened(**options):
-    """Return a world whose tier is open."""
-    world = World(row_group_rows=16, **options)
-    world.tier.open()
-    return world
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,13 +18,14 @@ from frazil.tiers.disk.parquet import (
     read_facts,
     stored_schema,
 )
-from tests.support import Fault, FaultyFileSystem, SimulatedFileSystem
+from tests.support import SimulatedFileSystem
 
 PATH = "/disk/file.parquet"
 SYSTEM = [
     pa.field("_offset", pa.int64(), nullable=False),
     pa.field("_time", pa.timestamp("us", "UTC"), nullable=False),
 ]
+NUMBERS = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
 CHANGE = [pa.field("_op", pa.int8(), nullable=False), pa.field("_present", pa.binary())]
 
 
@@ -138,11 +139,10 @@ def test_every_type_comes_back():
 def test_row_groups_are_full_and_memory_is_bounded():
     """Small batches become row groups of the set size, and never more than one is held."""
     system = file_system()
-    schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    writer = RowsWriter(system, PATH, schema, group_rows=100)
+    writer = RowsWriter(system, PATH, NUMBERS, group_rows=100)
     held = 0
     for first in range(0, 1050, 30):
-        writer.write(rows(schema, 30, first=first, n=list(range(30))))
+        writer.write(rows(NUMBERS, 30, first=first, n=list(range(30))))
         held = max(held, writer.held_bytes)
     assert held < 100 * 24 + 30 * 24
     facts = writer.finish({})
@@ -206,8 +206,7 @@ def test_every_flipped_bit_is_noticed():
 def test_cut_and_foreign_files_are_refused():
     """A file that is cut short, empty or not ours raises CorruptionError, never anything else."""
     system = file_system()
-    schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    write(system, schema, [rows(schema, 9)])
+    write(system, NUMBERS, [rows(NUMBERS, 9)])
     good = system.read_bytes(PATH)
     for size in (0, 3, 8, 12, len(good) // 2, len(good) - 1):
         system.write_bytes(PATH, good[:size])
@@ -218,14 +217,3 @@ def test_cut_and_foreign_files_are_refused():
     system.write_bytes(PATH, sink.getvalue().to_pybytes())
     with pytest.raises(CorruptionError):
         read_facts(system, PATH)
-
-
-def test_short_writes_are_finished():
-    """Writes that move half of the bytes end in the same file."""
-    schema = pa.schema([*SYSTEM, pa.field("n", pa.int64())])
-    system = file_system()
-    facts = write(system, schema, [rows(schema, 50)])
-    other = file_system()
-    faulty = FaultyFileSystem(other, [Fault("write_at", short="half", persistent=True)])
-    assert write(faulty, schema, [rows(schema, 50)]) == facts
-    assert other.read_bytes(PATH) == system.read_bytes(PATH)

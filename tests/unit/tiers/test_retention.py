@@ -111,21 +111,6 @@ def test_no_hold_and_no_reader_begins_while_files_go(way, method, ask, error, fa
     db.close()
 
 
-def test_a_hold_that_its_owner_dropped_stays_dropped():
-    """Expiring files moves the holds there are; dropping one meanwhile waits for that."""
-    db = open_simulated()
-    topic = db.create_topic("t", retention_bytes=15_000, on_full="expire")
-    topic.hold("h", 0)
-    publish(db, topic)
-    drops = meanwhile(db.log, "control", lambda: topic.drop("h"))
-    db.upkeep.check_quotas()
-    assert drops[0].is_done(WAIT_S)
-    assert drops[0].error is None
-    assert not topic.runtime.state.holds
-    assert db.tiers.disk.start(topic.runtime.state.id) == 2
-    db.close()
-
-
 def test_a_topic_made_while_the_cap_is_judged_does_not_disturb_it():
     """The cap is judged over topics as they come and go."""
     db = open_simulated()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from frazil.model import OP_DELETE, OP_UPDATE, OP_UPSERT
+from frazil.model import OP_UPSERT
 from frazil.tiers.keys import index
 from frazil.tiers.keys.index import Found
 from tests.unit.tiers.keyed_model import KeyedTopic
@@ -61,24 +61,6 @@ def test_a_frame_is_noted_in_parts():
             for key in ("k0", "k1"):
                 assert world.state.latest(key, end) == (True, world.model.newest(key, end))
         assert world.state.folded_to == 1
-
-
-def test_arrow_frames_between_row_frames_are_noted_too():
-    """The order of offsets counts, not the form that the records have."""
-    world = a_topic(arrow_min=3)
-    one(world, "k1", 1)
-    world.upsert_rows([("k0", 2, "r"), ("k1", 3, "r"), ("k2", 4, "r")])
-    one(world, "k0", 5)
-    world.change([(OP_DELETE, "k2", {}), (OP_UPDATE, "k1", {"a": 1}), (OP_DELETE, "k3", {})])
-    kinds = [entry.records is None for entry in world.topic.memory.tail]
-    assert kinds[-4:] == [False, True, False, True]
-    state = world.state
-    assert state.latest("k0", 6) == (True, Found(5, OP_UPSERT))
-    assert state.latest("k1", 6) == (True, Found(3, OP_UPSERT))
-    assert state.latest("k0", 8) == (True, Found(5, OP_UPSERT))
-    assert state.latest("k2", 9) == (True, Found(6, OP_DELETE))
-    assert state.latest("k1", 9) == (True, Found(7, OP_UPDATE))
-    assert state.folded_to == 1
 
 
 def test_decoded_records_need_the_fold():

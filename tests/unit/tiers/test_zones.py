@@ -90,19 +90,15 @@ def test_the_delay_is_the_formula_for_any_use(given_):
 
 
 @given(rules_and_use(), LEVELS, st.integers(0, 1 << 42))
-def test_more_use_never_gives_a_lower_zone_or_a_shorter_delay(given_, before, more):
-    """From the same zone, zone and delay are monotone in the use."""
+def test_zones_are_stable_and_monotone(given_, before, more):
+    """The same use keeps a zone; more use or a worse past never gives a lower one."""
     zones, used = given_
-    assert zones.level(before, used) <= zones.level(before, used + more)
+    after = zones.level(before, used)
+    assert zones.level(after, used) == after
+    assert after <= zones.level(before, used + more)
     assert zones.delay_s(used) <= zones.delay_s(used + more)
-
-
-@given(rules_and_use())
-def test_a_worse_past_never_gives_a_lower_zone(given_):
-    """At the same use the zone after green is at most that after yellow, and that after red."""
-    zones, used = given_
-    after = [zones.level(before, used) for before in (GREEN, YELLOW, RED)]
-    assert after == sorted(after)
+    levels = [zones.level(past, used) for past in (GREEN, YELLOW, RED)]
+    assert levels == sorted(levels)
 
 
 @given(rules_and_use(), LEVELS)
@@ -120,14 +116,6 @@ def test_a_zone_is_kept_within_the_hysteresis_and_left_at_its_end(given_, before
     if after < before:
         assert share < marks[before]
         assert share <= marks[before] - zones.hysteresis
-
-
-@given(rules_and_use(), LEVELS)
-def test_a_zone_is_stable(given_, before):
-    """The same use a second time changes nothing: no zone flickers."""
-    zones, used = given_
-    after = zones.level(before, used)
-    assert zones.level(after, used) == after
 
 
 @given(rules_and_use(), LEVELS)
