@@ -11,7 +11,7 @@ label is a topic, key, offset, client or anything else that others than we choos
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -43,6 +43,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 SAMPLES_MAX: Final = 64
 """No metric has more lines: a label that could have any number of values is a mistake."""
 LABEL_CHARACTERS_MAX: Final = 64
+_MOST: Final = sys.float_info.max
 
 Facts = Mapping[str, Any]
 
@@ -81,13 +82,8 @@ def _entries(facts: Facts, path: str) -> Mapping[Any, Any] | None:
 
 
 def _number(value: Any) -> float | None:
-    if not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    is_number = isinstance(value, int | float) and -_MOST <= value <= _MOST
+    return float(value) if is_number else None
 
 
 def at(path: str) -> Reader:

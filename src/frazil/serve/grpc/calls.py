@@ -6,6 +6,7 @@ its object, its way through the guard and its way back.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
@@ -183,7 +184,7 @@ class Calls:
         counters: Counters,
         *,
         peer: str,
-        long_calls_max: int | None = None,
+        long_calls_max: int = sys.maxsize,
     ) -> None:
         self.peer = peer
         self.counters = counters
@@ -402,7 +403,7 @@ class Calls:
 
     def _count_long(self) -> None:
         self.long_calls += 1
-        if self._long_calls_max is not None and self.long_calls > self._long_calls_max:
+        if self.long_calls > self._long_calls_max:
             raise CallFailed(Code.RESOURCE_EXHAUSTED, TOO_MANY_STREAMS)
 
     def _end(self, call: Call, code: Code, text: str) -> None:

@@ -264,7 +264,6 @@ class Server:
     async def _set_up(
         self, accepted: socket.socket, connection: ClientConnection, context: ssl.SSLContext | None
     ) -> None:
-        is_made = False
         try:
             await self._loop.connect_accepted_socket(
                 lambda: connection,
@@ -273,13 +272,12 @@ class Server:
                 ssl_handshake_timeout=None if context is None else self.limits.handshake_s,
                 ssl_shutdown_timeout=None if context is None else _TLS_SHUTDOWN_S,
             )
-            is_made = True
         except OSError:
             # A peer that speaks no TLS, does not trust us, or is gone.
             accepted.close()
         finally:
             del self._arriving[connection]
-            if not is_made and connection in self._connections:
+            if connection.transport is None and connection in self._connections:
                 self.counters.connections_failed_total += 1
                 self.forget(connection)
 

@@ -65,15 +65,15 @@ class Stream:
         taken: list[bytes | memoryview] = []
         while limit and self.queued:
             first = self.queue[0]
-            size = len(first) - self.skipped
-            if size <= limit:
-                taken.append(memoryview(first)[self.skipped :] if self.skipped else first)
+            size = min(len(first) - self.skipped, limit)
+            is_whole = size == len(first)
+            taken.append(
+                first if is_whole else memoryview(first)[self.skipped : self.skipped + size]
+            )
+            self.skipped += size
+            if self.skipped == len(first):
                 self.queue.popleft()
                 self.skipped = 0
-            else:
-                size = limit
-                taken.append(memoryview(first)[self.skipped : self.skipped + size])
-                self.skipped += size
             limit -= size
             self.queued -= size
         return taken

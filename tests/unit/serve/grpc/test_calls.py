@@ -31,7 +31,7 @@ class Client(Peer):
         self.calls = Calls(
             *(router, self.counters),
             peer="here:1",
-            long_calls_max=limits.long_calls_max if limits else None,
+            long_calls_max=(limits or ServerLimits()).long_calls_max,
         )
         self.connection = Connection(limits or ServerLimits(), self.calls, lambda: None)
         self.calls.sender = self.sender = self.connection.sender
