@@ -33,6 +33,8 @@ from frazil.tiers import FileLabel, open_parquet, read_facts
 from frazil.topic import SHARED_ID, known_topics
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from frazil.config import Settings
     from frazil.fs import FileSystem
     from frazil.metadata import MetadataStore
@@ -405,6 +407,18 @@ def _metadata_state(path: str, report: Report) -> tuple[str, str, int]:
             return "unreadable", str(error), 0
 
 
+def _lost_at_the_end(
+    journal: JournalFacts, known: Mapping[int, Any], ends: Mapping[int, int]
+) -> list[LostRange]:
+    """Return the offsets that the metadata knows and that the log does not reach."""
+    heads = {topic_id: int(facts["next"]) for topic_id, facts in journal.topics.items()}
+    return [
+        LostRange(topic_id, known[topic_id][0].name, heads.get(topic_id, 0), end, "log ends before")
+        for topic_id, end in ends.items()
+        if end > heads.get(topic_id, 0)
+    ]
+
+
 def _compared(store: MetadataStore, report: Report) -> tuple[str, str, int]:
     """Compare the metadata with the log; offsets that only the metadata knows are lost."""
     if store.get(SHARED_ID) is not None:
@@ -413,12 +427,7 @@ def _compared(store: MetadataStore, report: Report) -> tuple[str, str, int]:
     journal = report.journal or JournalFacts("")
     # A journal without segments has no id.
     applied = (store.applied_lsn(journal.journal_id) or 0) if journal.journal_id else 0
-    heads = {topic_id: int(facts["next"]) for topic_id, facts in journal.topics.items()}
-    lost = [
-        LostRange(topic_id, known[topic_id][0].name, heads.get(topic_id, 0), end, "log ends before")
-        for topic_id, end in ({} if journal.error else ends).items()
-        if end > heads.get(topic_id, 0)
-    ]
+    lost = [] if journal.error else _lost_at_the_end(journal, known, ends)
     report.lost += [each for each in lost if each not in report.lost]
     text = f"lsn {applied} of {journal.lsn}"
     if lost or applied > journal.lsn:

@@ -7,6 +7,7 @@ import errno
 import threading
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import msgspec
 
 from frazil.background import Task
@@ -329,20 +330,20 @@ class Upkeep:
             return "" if is_whole else "content does not match its hash"
 
 
+@attrs.frozen
 class _QuotaStop:
     """The refusal of publishes to one topic whose holds keep too much."""
 
-    def __init__(self, topic: str, size: int, bytes_max: int) -> None:
-        self._topic = topic
-        self._size = size
-        self._bytes_max = bytes_max
+    topic: str
+    size: int
+    bytes_max: int
 
     def __call__(self) -> Overloaded:
         return Overloaded(
             "the topic's quota is full of records that holds still need; advance or drop a hold, "
             "or set on_full to expire",
-            topic=self._topic,
-            bytes=self._size,
-            bytes_max=self._bytes_max,
+            topic=self.topic,
+            bytes=self.size,
+            bytes_max=self.bytes_max,
             retry_after_ms=1000,
         )

@@ -7,6 +7,8 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import attrs
+
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -20,21 +22,21 @@ POLL_S: Final = 0.02
 """How often a publish checks whether the stop of its topic has ended."""
 
 
+@attrs.frozen
 class NotStored:
     """The refusal of every durable operation on a topic that only passes messages on.
 
     It stays as long as the topic; no other stop replaces it.
     """
 
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
+    topic: str
 
     def __call__(self) -> InvalidRequest:
         """Return the error."""
         return InvalidRequest(
             "the topic is not reliable: it stores nothing, and only producers and consumers of a "
             "running broker pass messages through it; use a reliable topic",
-            topic=self._topic,
+            topic=self.topic,
         )
 
 

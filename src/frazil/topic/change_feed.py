@@ -57,10 +57,15 @@ class ChangeFeed:
             self._names = names
         times = [us for count, us in batch.times for _each in range(count)]
         rows = python_rows(batch.data.select(names))
-        if not self._keyed:
-            for number, row in enumerate(rows):
-                yield _change(batch.offset + number, times[number], "append", None, None, row)
+        if self._keyed:
+            yield from self._keyed_changes(batch, schema, times, rows)
             return
+        for number, row in enumerate(rows):
+            yield _change(batch.offset + number, times[number], "append", None, None, row)
+
+    def _keyed_changes(
+        self, batch: Batch, schema: pa.Schema, times: list[int], rows: list[Row]
+    ) -> Iterator[dict[str, Any]]:
         shape = KeyShape(schema, self._runtime.state.spec.primary_key)
         keys = shape.keys(batch.data)
         ops = batch.data.column("_op").to_pylist()
@@ -68,7 +73,7 @@ class ChangeFeed:
         for number, row in enumerate(rows):
             offset, op, present = batch.offset + number, ops[number], bitmaps[number]
             before = self._before(keys[number], offset, schema)
-            after = _after(op, present, before, row, names)
+            after = _after(op, present, before, row, schema.names)
             self._remember(keys[number], after)
             key = {name: row[name] for name in shape.names}
             yield _change(offset, times[number], OP_NAMES[op], key, before, after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -92,9 +93,9 @@ def bulk_ack(results: Answers) -> Ack:
 
 def check_refused(results: Sequence[Ack | FrazilError]) -> None:
     """Raise the refusal of a change, if nothing worse happened and others were written."""
-    errors = [result for result in results if isinstance(result, FrazilError)]
     written = [(-1, result) for result in results if isinstance(result, Ack)]
-    if written and errors and all(isinstance(each, (Conflict, NotFound)) for each in errors):
+    errors = [result for result in results if isinstance(result, (Conflict, NotFound))]
+    if written and errors and len(written) + len(errors) == len(results):
         error = errors[0]
         ranges = {"offsets_written": ranges_text(written), "frames_written": len(written)}
         details = {**error.details, **ranges}
@@ -102,7 +103,7 @@ def check_refused(results: Sequence[Ack | FrazilError]) -> None:
         raise type(error)(message, **details) from error
 
 
-def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -> None:
+def check_keys(runtime: TopicRuntime, pieces: Sequence[Any]) -> None:
     """Refuse a bulk of several writes before the first one, where a later one would be refused.
 
     One write is checked as it is made. Another change of a key that comes in between can still end
@@ -117,8 +118,8 @@ def check_keys(runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared]) -
         return
     lookup.refresh()
     there: dict[Key, bool] = {}
-    steps = [step for piece in pieces if isinstance(piece, list) for step in piece]
-    for number, step in enumerate(steps):
+    # Each piece is a list of steps: whole batches are never given to a topic with this policy.
+    for number, step in enumerate(chain.from_iterable(pieces)):
         for change in flat([step]):
             if change.key not in there:
                 there[change.key] = lookup.has(change.key)

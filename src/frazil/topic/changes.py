@@ -281,12 +281,7 @@ class ChangeCodec:
             Conflict: if a change builds on one that failed; it counts as failed itself from then.
             InvalidRequest: if the values do not become Arrow.
         """
-        failed = False
-        for each in records:
-            if each.base is not None and each.base.failed:
-                each.failed = failed = True
-        if failed:
-            raise Conflict("the change it builds on failed, nothing was written; try again")
+        _check_bases(records)
         # Rows that were appended need no operation: upserts are what a frame means without one.
         # Readers need not merge them as changes.
         flags = 0 if all(each.plain for each in records) else CHANGE_FLAGS
@@ -391,6 +386,15 @@ class ChangeCodec:
 
     def _refuse_key(self, why: str, key: object) -> NoReturn:
         raise InvalidRequest(why, columns=", ".join(self.shape.names), got=type(key).__name__)
+
+
+def _check_bases(records: Sequence[Change]) -> None:
+    failed = False
+    for each in records:
+        if each.base is not None and each.base.failed:
+            each.failed = failed = True
+    if failed:
+        raise Conflict("the change it builds on failed, nothing was written; try again")
 
 
 def merged(change: Change, image: Row, codec: ChangeCodec) -> Change:

@@ -304,14 +304,16 @@ class TableVersion:
         check_count(frame, len(rows))
         if not flags:
             return [(*row, OP_UPSERT, None) for row in rows] if changed else rows
+        self._check_changes(rows, frame)
+        return rows
+
+    def _check_changes(self, rows: Sequence[Row], frame: Frame) -> None:
         widths = {len(bitmap) for row in rows if isinstance(bitmap := row[-1], bytes)}
         if not {row[-2] for row in rows} <= _OPS or not widths <= self._bitmap_widths:
             raise CorruptionError("operations of changes are damaged", lsn=frame.head.lsn)
-        return rows
 
     def _arranged(self, batch: pa.RecordBatch, flags: int) -> pa.RecordBatch:
         """Add the operations and bitmaps that an Arrow frame lacks; `_time` is left out."""
-        assert self.changes is not None
         count, columns = batch.num_rows, len(self.written)
         ops, present = pa.repeat(_upsert(), count), pa.nulls(count, PRESENT_FIELD.type)
         if flags & fmt.FLAG_OP:
@@ -321,7 +323,7 @@ class TableVersion:
         if flags:
             self._check_system(ops, present)
         arrays = [*batch.columns[:columns], ops, present]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.changes.schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._encoders[CHANGE_FLAGS].schema)
 
     def _check_system(self, ops: pa.Array, present: pa.Array) -> None:
         bounds = pc.min_max(ops).as_py()

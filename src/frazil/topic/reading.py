@@ -105,7 +105,7 @@ class Reader:
             batch = self.poll()
             if batch is not None:
                 return batch
-            if self._is_over() or not self._follow or not self._wait():
+            if self._is_done() or not self._wait():
                 self.close()
                 raise StopIteration
 
@@ -211,6 +211,9 @@ class Reader:
     def _is_over(self) -> bool:
         return self._closed or self._left == 0
 
+    def _is_done(self) -> bool:
+        return self._is_over() or not self._follow
+
     def _wait(self) -> bool:
         """Wait until there is something new; False if the time is up."""
         event = threading.Event()
@@ -286,7 +289,7 @@ class AsyncReader(Reader):
                 batch = self._pop()
             if batch is not None:
                 return batch
-            if self._is_over() or not self._follow or not await self._wait_async(loop):
+            if self._is_done() or not await self._wait_async(loop):
                 self.close()
                 raise StopAsyncIteration
 

@@ -243,10 +243,8 @@ class TopicRuntime:
             message = self._message({"payload": payload, **fields})
         elif isinstance(record, Message):
             message = self._message(msgspec.structs.asdict(record), time_now=False)
-        elif isinstance(record, dict) and not fields:
-            message = self._message(record)
-        elif record is None and "payload" in fields:
-            message = self._message(fields)
+        elif record is None or (isinstance(record, dict) and not fields):
+            message = self._message(record or fields)
         else:
             raise InvalidRequest(
                 "a message topic takes a payload of bytes, and the envelope as keywords",
