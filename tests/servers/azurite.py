@@ -6,10 +6,9 @@ import base64
 import datetime as dt
 import hashlib
 import hmac
-import http.client
 
 from scripts.azurite import find
-from tests.servers.running import Server, free_port, listens
+from tests.servers.running import Server, asked, free_port, listens
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -55,16 +54,7 @@ class AzuriteServer(Server):
         mac = hmac.digest(base64.b64decode(KEY), signed.encode(), hashlib.sha256)
         headers["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(mac).decode()}"
         headers["Content-Length"] = "0"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        try:
-            connection.request("PUT", f"{path}?restype=container", headers=headers)
-            answer = connection.getresponse()
-            answer.read()
-        except (OSError, http.client.HTTPException):
-            return 0
-        finally:
-            connection.close()
-        return answer.status
+        return asked(self.port, "PUT", f"{path}?restype=container", headers)[0]
 
     def settings(self, **changes):
         """Return overrides for `load_settings` that use this server."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-
-from tests.servers.running import Server, free_port, listens, program
+from tests.servers.running import Server, asked, free_port, listens, program
 
 BUCKET = "frazil-test"
 
@@ -27,19 +25,7 @@ class MotoServer(Server):
         return [program("moto_server"), "-H", "127.0.0.1", "-p", str(self.port)]
 
     def is_ready(self):
-        return listens(self.port) and self._ask("PUT", f"/{BUCKET}") == 200
-
-    def _ask(self, method, path):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        try:
-            connection.request(method, path)
-            answer = connection.getresponse()
-            answer.read()
-        except (OSError, http.client.HTTPException):
-            return 0
-        finally:
-            connection.close()
-        return answer.status
+        return listens(self.port) and asked(self.port, "PUT", f"/{BUCKET}")[0] == 200
 
     def settings(self, **changes):
         """Return overrides for `load_settings` that use this server."""

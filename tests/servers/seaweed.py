@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 
-from tests.servers.running import Server, free_ports, listens, program
+from tests.servers.running import Server, asked, free_ports, listens, program
 
 ACCESS_KEY = "frazil-access"
 SECRET_KEY = "frazil-secret"
@@ -65,23 +64,11 @@ class SeaweedServer(Server):
         master, _, volume, _, filer, _, s3, _ = self.ports
         if not all(listens(port) for port in (master, volume, filer, s3)):
             return False
-        if not self._answers(master, "GET", "/dir/assign"):
+        if not _succeeds(master, "GET", "/dir/assign"):
             return False
         if not self._made:
-            self._made = self._answers(filer, "POST", f"/buckets/{BUCKET}/")
+            self._made = _succeeds(filer, "POST", f"/buckets/{BUCKET}/")
         return self._made
-
-    def _answers(self, port, method, path):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        try:
-            connection.request(method, path)
-            answer = connection.getresponse()
-            body = answer.read()
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-        return answer.status < 300 and b'"error"' not in body
 
     def settings(self, **changes):
         """Return overrides for `load_settings` that use this server."""
@@ -94,3 +81,8 @@ class SeaweedServer(Server):
             "objects.allow_http": True,
             **changes,
         }
+
+
+def _succeeds(port, method, path):
+    status, body = asked(port, method, path, timeout=5)
+    return 0 < status < 300 and b'"error"' not in body

@@ -459,25 +459,52 @@ def failure_of(
     if verb == "open":
         setting = credentials if _OPENED_WITH.search(text) else endpoint
         return InvalidRequest("store cannot be opened", setting=setting, reason=facts["reason"])
-    if _PROVIDER.search(text) or _ASKED_FOR_KEYS.search(text):
-        if _PROVIDER.search(text) or status.startswith("4"):
-            return InvalidRequest("credentials are refused", setting=credentials, **facts)
-        return Unavailable("no credentials are set or found", setting=credentials, **facts)
     if type(error).__name__ == "AlreadyExistsError":
         return Conflict("object exists", key=key, store=kind)
-    missing = isinstance(error, FileNotFoundError) or status in {"404", "416"}
-    if _NO_BUCKET.search(text) or (missing and verb.startswith("put")):
+    is_missing = isinstance(error, FileNotFoundError) or status in {"404", "416"}
+    return (
+        _without_keys(text, status, credentials, facts)
+        or _missing(text, verb, facts, is_missing=is_missing)
+        or _by_code(text, status, code, credentials, facts)
+        or _by_status(text, status, verb, endpoint, facts)
+    )
+
+
+def _without_keys(
+    text: str, status: str, credentials: str, facts: dict[str, Any]
+) -> FrazilError | None:
+    """Return the error of a client that got no credentials."""
+    is_provided = _PROVIDER.search(text)
+    if is_provided is None and _ASKED_FOR_KEYS.search(text) is None:
+        return None
+    if is_provided or status.startswith("4"):
+        return InvalidRequest("credentials are refused", setting=credentials, **facts)
+    return Unavailable("no credentials are set or found", setting=credentials, **facts)
+
+
+def _missing(
+    text: str, verb: str, facts: dict[str, Any], *, is_missing: bool
+) -> FrazilError | None:
+    """Return the error of a bucket or an object that does not exist."""
+    if _NO_BUCKET.search(text) or (is_missing and verb.startswith("put")):
         return InvalidRequest(
             "bucket, container or directory does not exist", setting=_ROOT, **facts
         )
-    if missing or _RANGE.search(text):
+    if is_missing or _RANGE.search(text):
         return NotFound("object is not there or ends before", **facts)
+    return None
+
+
+def _by_code(
+    text: str, status: str, code: str, credentials: str, facts: dict[str, Any]
+) -> FrazilError | None:
+    """Return the error of a code that is known here."""
     if code in _THROTTLES or status == "429":
         return Unavailable("store throttles requests", **facts, retry_after_ms=THROTTLED_MS)
     blamed = _BLAMED.get(code, "objects.region" if _REGION in text else "")
     if blamed or _DENIED.search(text):
         return InvalidRequest("store refuses the request", setting=blamed or credentials, **facts)
-    return _by_status(text, status, verb, endpoint, facts)
+    return None
 
 
 def _by_status(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from frazil.objects.descriptor import TopicObjects
+    from frazil.objects.restore_find import Chain
     from frazil.objects.store import ObjectStore
     from frazil.objects.writer import Trouble
     from frazil.topic import Instance, TopicRuntime
@@ -139,6 +140,21 @@ class ObjectsTopic:
             return 0 if held is None else None
         uploaded = min(self.uploaded, self.runtime.state.durable)
         return uploaded if held is None or held < uploaded else None
+
+    def is_behind(self, end: int) -> bool:
+        """Tell whether records below an offset are still to be uploaded, and will be."""
+        return self.uploaded < end and not self.waits.refusal
+
+    def check_uploaded(self, end: int) -> None:
+        """Raise `Unavailable` unless everything below an offset is uploaded."""
+        if self.uploaded < end:
+            raise Unavailable(
+                "records are not uploaded yet; they are safe here and will be",
+                topic=self.name,
+                uploaded=self.uploaded,
+                durable=end,
+                why=self.waits.refusal or self.waits.delay or "it takes longer",
+            )
 
     def fits(self, end: int) -> bool:
         """Tell whether objects that end there can be the registered ones."""
@@ -345,19 +361,21 @@ class Objects:
         for topic in lost:
             folder = f"-{topic_uid(topic.runtime.state.spec)}/"
             own = [each for each in found.candidates[topic.id] if folder in each.key]
-            chain = chained(own, start=starts.get(topic.id, 0))
-            if not chain.descriptors or not topic.fits(chain.end):
-                warn("objects_not_found", topic=topic.name, found_end=chain.end)
-                continue
-            lease = LeaseEpoch(LEASE_NAME, self._engine.ownership.epoch)
-            shared, now_us = self._engine.stores.shared, self.clock.now_us()
-            register_chain(shared, topic.id, chain, now_us=now_us, lease=lease)
-            event("objects_found", topic=topic.name, objects=len(chain.descriptors), end=chain.end)
+            self._register_found(topic, chained(own, start=starts.get(topic.id, 0)))
         self.catalog.load()
         for topic in lost:
             topic.resume()
             topic.note()
         self._is_recovered = True
+
+    def _register_found(self, topic: ObjectsTopic, chain: Chain) -> None:
+        if not chain.descriptors or not topic.fits(chain.end):
+            warn("objects_not_found", topic=topic.name, found_end=chain.end)
+            return
+        lease = LeaseEpoch(LEASE_NAME, self._engine.ownership.epoch)
+        shared, now_us = self._engine.stores.shared, self.clock.now_us()
+        register_chain(shared, topic.id, chain, now_us=now_us, lease=lease)
+        event("objects_found", topic=topic.name, objects=len(chain.descriptors), end=chain.end)
 
     def _round(self) -> None:
         """Queue the uploads that are due, and do what else is."""
@@ -487,16 +505,9 @@ class Objects:
         if not self._engine.threaded:
             self.run_once()
         for each, end in targets:
-            while each.uploaded < end and not each.waits.refusal and now() < deadline:
+            while each.is_behind(end) and now() < deadline:
                 self._never.wait(FLUSH_POLL_S)
-            if each.uploaded < end:
-                raise Unavailable(
-                    "records are not uploaded yet; they are safe here and will be",
-                    topic=each.name,
-                    uploaded=each.uploaded,
-                    durable=end,
-                    why=each.waits.refusal or each.waits.delay or "it takes longer",
-                )
+            each.check_uploaded(end)
         return {each.name: each.uploaded for each, _end in targets}
 
     def _chosen(self, topic: str | None) -> list[ObjectsTopic]:

@@ -259,20 +259,19 @@ def _castable(got: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(narrower or pt.is_integer(got))
     if pt.is_fixed_size_binary(wanted):
         return bool(pt.is_binary(got))
-    if _is_any_list(got) and pt.is_list(wanted):
-        return _castable(got.value_type, wanted.value_type)
-    if pt.is_map(got) and pt.is_map(wanted):
-        return _castable(got.key_type, wanted.key_type) and _castable(
-            got.item_type, wanted.item_type
-        )
+    if pt.is_nested(wanted):
+        pairs = zip(children_of(got), children_of(wanted), strict=False)
+        return _same_shape(got, wanted) and all(_castable(a.type, b.type) for a, b in pairs)
+    families = (family for family in _FAMILIES if any(test(wanted) for test in family))
+    return any(test(got) for family in families for test in family)
+
+
+def _same_shape(got: pa.DataType, wanted: pa.DataType) -> bool:
     if pt.is_struct(got) and pt.is_struct(wanted):
-        return [field.name for field in got] == [field.name for field in wanted] and all(
-            _castable(one.type, other.type) for one, other in zip(got, wanted, strict=True)
-        )
-    return any(
-        any(test(got) for test in family) and any(test(wanted) for test in family)
-        for family in _FAMILIES
-    )
+        return [field.name for field in got] == [field.name for field in wanted]
+    if pt.is_list(wanted):
+        return _is_any_list(got)
+    return bool(pt.is_map(got) and pt.is_map(wanted))
 
 
 def _is_any_list(data_type: pa.DataType) -> bool:

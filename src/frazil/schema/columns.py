@@ -543,11 +543,7 @@ def _check_type(data_type: pa.DataType, *, limits: IngestLimits, path: str, dept
         raise InvalidRequest(
             "column is nested too deeply", column=path, nesting_max=limits.nesting_max
         )
-    if data_type in _SUPPORTED or pt.is_timestamp(data_type):
-        return
-    if pt.is_decimal128(data_type) and 0 <= data_type.scale <= data_type.precision:
-        return
-    if pt.is_fixed_size_binary(data_type) and data_type.byte_width > 0:
+    if _is_supported(data_type):
         return
     if pt.is_struct(data_type) or pt.is_list(data_type) or pt.is_map(data_type):
         _check_nested(data_type, limits=limits, path=path, depth=depth)
@@ -559,6 +555,15 @@ def _check_type(data_type: pa.DataType, *, limits: IngestLimits, path: str, dept
     raise InvalidRequest(
         "column type is not supported", column=path, type=data_type, instead=instead
     )
+
+
+def _is_supported(data_type: pa.DataType) -> bool:
+    """Tell whether a type without parts is supported."""
+    if pt.is_decimal128(data_type):
+        return bool(0 <= data_type.scale <= data_type.precision)
+    if pt.is_fixed_size_binary(data_type):
+        return bool(data_type.byte_width > 0)
+    return data_type in _SUPPORTED or bool(pt.is_timestamp(data_type))
 
 
 def _check_nested(data_type: pa.DataType, *, limits: IngestLimits, path: str, depth: int) -> None:

@@ -64,21 +64,28 @@ def parse_json_row(line: bytes | bytearray | memoryview | str) -> dict[str, obje
         raise InvalidRequest("JSON is nested too deeply") from error
     if type(row) is not dict:
         raise InvalidRequest("JSON row must be an object", got=type(row).__name__)
-    nested = False
-    for name, value in row.items():
-        kind = type(value)
-        if kind is int and not INT64_MIN <= value <= INT64_MAX:
-            raise _beyond_64_bit(column=name)
-        nested = nested or kind is dict or kind is list
-    # Each key stands before one colon, its quote before that: equal counts prove that no key came
-    # twice. A colon inside of a text only makes the count too high.
-    count = len(row)
-    if nested or (
-        data.count(b":") != count
-        and (data.count(b'":') != count or any(gap in data for gap in _KEY_GAPS))
-    ):
+    if _may_hide(row) or _may_repeat(data, len(row)):
         _check_strictly(data)
     return row
+
+
+def _may_hide(row: dict[str, object]) -> bool:
+    """Check the numbers of the top level; tell whether there are other levels."""
+    for name, value in row.items():
+        if type(value) is int and not INT64_MIN <= value <= INT64_MAX:
+            raise _beyond_64_bit(column=name)
+    return any(type(value) in {dict, list} for value in row.values())
+
+
+def _may_repeat(data: bytes, count: int) -> bool:
+    """Tell whether an object with `count` keys may have one of them twice.
+
+    Each key is before one colon, its quote before that: equal counts prove that no key came twice.
+    A colon inside of a text only makes the count too high.
+    """
+    if data.count(b":") == count:
+        return False
+    return data.count(b'":') != count or any(gap in data for gap in _KEY_GAPS)
 
 
 def _check_strictly(data: bytes) -> None:

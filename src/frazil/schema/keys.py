@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -288,21 +288,10 @@ class KeyMap:
         entries.sort()
         return cls(entries)
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
     @property
     def nbytes(self) -> int:
         """Return the bytes it takes in memory."""
         return self.entries.nbytes
-
-    def find(self, hashed: int) -> Rows:
-        """Return the rows that may have a key of this hash, in ascending order."""
-        return _rows(self.entries, hashed)
-
-    def newest(self, hashed: int) -> Iterator[int]:
-        """Yield the rows that may have a key of this hash, the last one first."""
-        yield from _rows(self.entries, hashed)[::-1].tolist()
 
     def find_many(self, hashes: Hashes) -> tuple[Rows, Rows]:
         """Return index of the hash and row of every match, by index, then by row."""
@@ -333,17 +322,6 @@ class KeyMap:
         head = head[:28] + zlib.crc32(head[:28]).to_bytes(4, "little") + head[32:]
         return head + packed + data
 
-    @classmethod
-    def from_bytes(cls, data: bytes) -> KeyMap:
-        """Decode and check the file form.
-
-        Raises:
-            CorruptionError: if it is damaged, or of another version; it is built again then.
-        """
-        blocks, count, table_crc = _header(data[: _HEADER.size], len(data))
-        table = _table(data[_HEADER.size :][: blocks * _TABLE.itemsize], table_crc)
-        return cls(_checked(data[_HEADER.size + blocks * _TABLE.itemsize :], table["crc"], count))
-
 
 class KeyFile:
     """The key map of one data file, read block by block. Any number of threads may look up.
@@ -365,7 +343,6 @@ class KeyFile:
         self._start = _HEADER.size + table_bytes
         self._fences = np.ascontiguousarray(table["fence"])
         self._crcs = np.ascontiguousarray(table["crc"])
-        self.blocks_read = 0
 
     @property
     def nbytes(self) -> int:
@@ -376,21 +353,10 @@ class KeyFile:
         """Close the file."""
         self._file.close()
 
-    def find(self, hashed: int) -> Rows:
-        """Return the rows that may have a key of this hash, in ascending order."""
-        first, last = self._blocks(hashed)
-        return _rows(self._read(first, last), hashed)
-
-    def newest(self, hashed: int) -> Iterator[int]:
-        """Yield the rows that may have a key of this hash, the last one first, read as needed."""
-        first, last = self._blocks(hashed)
-        for block in range(last - 1, first - 1, -1):
-            yield from _rows(self._read(block, block + 1), hashed)[::-1].tolist()
-
     def find_many(self, hashes: Hashes) -> tuple[Rows, Rows]:
         """Return index of the hash and row of every match, by index, then by row."""
         if len(hashes) <= _FEW:
-            found = [self.find(int(hashed)) for hashed in hashes]
+            found = [self._find(int(hashed)) for hashed in hashes]
             queries = np.repeat(np.arange(len(found)), [len(rows) for rows in found])
             return queries, np.concatenate([np.empty(0, np.int64), *found])
         queries_all, rows_all = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -410,13 +376,9 @@ class KeyFile:
         back = np.argsort(queries, kind="stable")
         return queries[back], rows[back]
 
-    def load(self) -> KeyMap:
-        """Return the whole map."""
-        return KeyMap(self._read(0, len(self._fences)))
-
-    def _blocks(self, hashed: int) -> tuple[int, int]:
+    def _find(self, hashed: int) -> Rows:
         first, last = self._block_ranges(np.array([hashed << 32], np.uint64))
-        return int(first[0]), int(last[0])
+        return _rows(self._read(int(first[0]), int(last[0])), hashed)
 
     def _block_ranges(self, low: npt.NDArray[np.uint64]) -> tuple[Rows, Rows]:
         first = np.searchsorted(self._fences, low, "right") - 1
@@ -428,7 +390,6 @@ class KeyFile:
             return np.empty(0, np.uint64)
         count = min(self.count, last * BLOCK_ENTRIES) - first * BLOCK_ENTRIES
         data = read_fully(self._file, self._start + first * _BLOCK_BYTES, 8 * count)
-        self.blocks_read += last - first
         return _checked(data, self._crcs[first:last], count)
 
 
