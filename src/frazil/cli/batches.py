@@ -18,8 +18,6 @@ from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
-    from typing import Self
 
 __all__ = ["SINGLE", "BatchFormat", "BatchWriter", "check_format", "unique_names"]
 
@@ -61,7 +59,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 class BatchWriter:
-    """Writes the batches of one schema. Close it, or use it as a context manager."""
+    """Writes the batches of one schema. Close it: some formats have an end."""
 
     def __init__(self, file_format: BatchFormat, schema: pa.Schema) -> None:
         self.format = check_format(file_format)
@@ -120,17 +118,6 @@ class BatchWriter:
             write_out("\n]\n" if self.rows else "[]\n")
         elif self.format == "table" and not self.rows:
             print_table(self._names, [])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _json_line(row: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -258,16 +259,13 @@ def _schema_of(
     except InvalidRequest as error:
         fault = error
 
-    def agrees(count: int) -> bool:
+    def disagrees(count: int) -> bool:
         try:
             text_format.schema(decoded[:count], limits)
         except InvalidRequest as error:
-            return error.message != fault.message
-        return True
+            return error.message == fault.message
+        return False
 
     # A longer list of records that disagree disagrees too, so the first one is found by bisection.
-    low, high = 1, len(lines)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if agrees(middle) else (low, middle)
-    raise InvalidRequest(fault.message, line=lines[low - 1].number, **fault.details)
+    index = bisect.bisect_left(range(1, len(lines)), True, key=disagrees)
+    raise InvalidRequest(fault.message, line=lines[index].number, **fault.details)

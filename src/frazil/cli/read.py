@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import re
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -21,7 +22,6 @@ from frazil.units import parse_duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Self
 
     from frazil.engine import Topic
     from frazil.topic import Reader, Start
@@ -87,7 +87,7 @@ def read(
             for index, part in enumerate(parts)
         ]
         left = OFFSETS_MAX if limit is None else limit
-        with _Writer(file_format, parts[0], is_parted=is_parted) as writer:
+        with contextlib.closing(_Writer(file_format, parts[0], is_parted=is_parted)) as writer:
             for part, batch in ((each.part, batch) for each in cursors for batch in each.batches()):
                 some = batch if batch.count <= left else batch.slice(0, left)
                 writer.write(some, part)
@@ -111,10 +111,8 @@ class _Writer:
         elif not topic.runtime.is_message:
             raise InvalidRequest("only message topics have raw payloads, choose another --format")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Write the end of the format."""
         if self._batches is not None:
             self._batches.close()
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os.path
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from frazil.cli.output import note, print_json, print_table, size_text, stamp
-from frazil.cli.session import session_of
+from frazil.cli.session import log_to_stderr, session_of
 from frazil.clock import SystemClock
-from frazil.config import load_settings, parse_assignments
 from frazil.errors import InvalidRequest
 from frazil.fs import RealFileSystem
 from frazil.objects import OFFSET_MARGIN
 from frazil.objects import restore as restore_broker
-from frazil.telemetry import configure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,20 +53,17 @@ def restore(
     from frazil.objects import RetryingStore, open_store
 
     session = session_of(context)
-    overrides = parse_assignments(session.assignments)
-    overrides["data_dir"] = os.path.abspath(target)
+    overrides = {"data_dir": os.path.abspath(target)}
     if source is not None:
-        kind, root = store_of(source)
-        overrides |= {"objects.store": kind, "objects.root": root}
-    settings = load_settings(file=session.config, overrides=overrides)
+        overrides["objects.store"], overrides["objects.root"] = store_of(source)
+    settings = session.settings(**overrides)
     if settings.objects.store == "none":
         raise InvalidRequest("name the store with --from, or set objects.store and objects.root")
     if settings.metadata.backend == "memory":
         raise InvalidRequest(
             "a restored broker needs metadata that lasts", setting="metadata.backend"
         )
-    telemetry = settings.telemetry
-    configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
+    log_to_stderr(settings)
     clock = SystemClock()
     opened = open_store(settings.objects, clock=clock)
     store = RetryingStore(opened, clock=clock)

@@ -13,15 +13,15 @@ import typer
 
 from frazil.cli.failures import quiet_stdout
 from frazil.cli.output import note, to_json, write_out
-from frazil.cli.session import Session, session_of
-from frazil.config import Settings, load_settings, parse_assignments
+from frazil.cli.session import Session, log_to_stderr, session_of
 from frazil.errors import InvalidRequest
 from frazil.lake import lake_missing
-from frazil.telemetry import configure, warn
+from frazil.telemetry import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from frazil.config import Settings
     from frazil.engine import Engine
     from frazil.lake import Lake
     from frazil.serve.broker import Broker
@@ -97,8 +97,7 @@ def serve(
         "serve.insecure": insecure or None,
     }
     settings = _settings(session, {key: value for key, value in given.items() if value is not None})
-    telemetry = settings.telemetry
-    configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
+    log_to_stderr(settings)
     watching: list[asyncio.Task[None]] = []
 
     def on_ready(broker: Broker) -> None:
@@ -117,14 +116,10 @@ def serve(
 
 def _settings(session: Session, flags: dict[str, object]) -> Settings:
     """Load the settings; without `lake.default`, topics become tables where Spark can run."""
-    overrides = {**parse_assignments(session.assignments), **flags}
-    if session.data is not None:
-        overrides["data_dir"] = session.data
-    settings = load_settings(file=session.config, overrides=overrides)
+    settings = session.settings(**flags)
     is_open = settings.origins["lake.default"] == "default" and settings.memory.enabled
     if is_open and not lake_missing():
-        overrides["lake.default"] = True
-        settings = load_settings(file=session.config, overrides=overrides)
+        return session.settings(**flags, **{"lake.default": True})
     return settings
 
 

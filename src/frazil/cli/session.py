@@ -20,7 +20,7 @@ from frazil.telemetry import configure
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Output", "Session", "session_of"]
+__all__ = ["Output", "Session", "log_to_stderr", "session_of"]
 
 Output = Literal["table", "json"]
 
@@ -39,12 +39,12 @@ class Session:
         """Tell whether results go out as JSON."""
         return self.output == "json"
 
-    def settings(self) -> Settings:
-        """Load the settings; `--data` goes over everything else."""
-        overrides = parse_assignments(self.assignments)
+    def settings(self, **overrides: object) -> Settings:
+        """Load the settings; `--data` goes over assignments, `overrides` over everything else."""
+        given = parse_assignments(self.assignments)
         if self.data is not None:
-            overrides["data_dir"] = self.data
-        return load_settings(file=self.config, overrides=overrides)
+            given["data_dir"] = self.data
+        return load_settings(file=self.config, overrides=given | overrides)
 
     def paths(self) -> DataDirectory:
         """Return the data directory, which may not exist."""
@@ -65,8 +65,7 @@ class Session:
                 "there is no data directory, choose one with --data or publish to it first",
                 path=settings.data_dir,
             )
-        telemetry = settings.telemetry
-        configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
+        log_to_stderr(settings)
         with open_engine(settings) as engine:
             engine.lake.by_itself = lake
             for warning in engine.warnings:
@@ -86,6 +85,12 @@ class Session:
             print_json(value)
         else:
             print_table(names, rows)
+
+
+def log_to_stderr(settings: Settings) -> None:
+    """Write events to stderr as the settings say."""
+    telemetry = settings.telemetry
+    configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
 
 
 def session_of(context: typer.Context) -> Session:

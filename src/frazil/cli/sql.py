@@ -191,7 +191,7 @@ def _query(
     go_on: Callable[[], bool],
 ) -> int:
     with engine.query(text, **options) as result:
-        with BatchWriter(file_format, result.schema) as writer:
+        with contextlib.closing(BatchWriter(file_format, result.schema)) as writer:
             for batch in result.batches():
                 if not go_on():
                     break

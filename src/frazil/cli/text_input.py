@@ -11,6 +11,7 @@ import binascii
 import csv
 import datetime as dt
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from frazil.errors import InvalidRequest
@@ -70,20 +71,13 @@ def read_lines(
 
     No more than a line is in memory. `passed` is called with the bytes of each line.
     """
-    number = 0
-    while True:
-        raw = stream.readline(bytes_max + 2)
-        if not raw:
-            return
-        number += 1
-        size = len(raw)
-        is_long = size > bytes_max and not raw.endswith(b"\n")
-        if is_long:
-            while rest := stream.readline(SKIP_BYTES):
-                size += len(rest)
-                if rest.endswith(b"\n"):
-                    break
-        passed(size)
+    for number, line in enumerate(iter(partial(stream.readline, bytes_max + 2), b""), 1):
+        raw = rest = line
+        passed(len(raw))
+        is_long = len(raw) > bytes_max and not raw.endswith(b"\n")
+        while is_long and rest and not rest.endswith(b"\n"):
+            rest = stream.readline(SKIP_BYTES)
+            passed(len(rest))
         if number == 1:
             raw = raw.removeprefix(BOM)
         raw = raw.removesuffix(b"\n").removesuffix(b"\r")

@@ -50,7 +50,7 @@ class Sample(msgspec.Struct, frozen=True):
     """The statistics of an engine at one time."""
 
     time_us: int
-    pid: int
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
     stats: dict[str, Any]
 
 
@@ -100,14 +100,11 @@ class RunningEngine:
 
 
 def _is_alive(pid: int) -> bool:
-    if pid <= 0:
-        return False
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return True  # the process exists and belongs to another user
-    except (OSError, OverflowError):
-        return False
+    except OSError as error:
+        # The process of another user exists.
+        return isinstance(error, PermissionError)
     return True
 
 

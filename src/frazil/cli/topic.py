@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from frazil.model import OnFull, SyncMode, UnknownKey
 from frazil.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from frazil.engine import Engine
 
@@ -257,7 +257,7 @@ def hold(
     offset: Annotated[int, typer.Argument(help="The first offset to keep.")],
 ) -> None:
     """Keep a topic's records from an offset on, whatever its retention says."""
-    _change_hold(context, "hold", name, hold_name, offset)
+    _change_holds(context, name, lambda topic: topic.hold(hold_name, offset))
 
 
 @app.command()
@@ -268,31 +268,19 @@ def advance(
     offset: Annotated[int, typer.Argument(help="The new first offset to keep.")],
 ) -> None:
     """Move a hold forwards."""
-    _change_hold(context, "advance", name, hold_name, offset)
+    _change_holds(context, name, lambda topic: topic.advance(hold_name, offset))
 
 
 @app.command("drop-hold")
 def drop_hold(context: typer.Context, name: Name, hold_name: HoldName) -> None:
     """Remove a hold."""
-    _change_hold(context, "drop", name, hold_name, None)
+    _change_holds(context, name, lambda topic: topic.drop(hold_name))
 
 
-def _change_hold(
-    context: typer.Context,
-    change: Literal["hold", "advance", "drop"],
-    name: str,
-    hold_name: str,
-    offset: int | None,
-) -> None:
+def _change_holds(context: typer.Context, name: str, change: Callable[[Topic], None]) -> None:
     session = session_of(context)
     with session.engine() as engine:
-        topic = Topic(engine, engine.topic_runtime(name))
-        if offset is None:
-            topic.drop(hold_name)
-        elif change == "hold":
-            topic.hold(hold_name, offset)
-        else:
-            topic.advance(hold_name, offset)
+        change(Topic(engine, engine.topic_runtime(name)))
         holds = engine.describe(name)["holds"]
     listed = ", ".join(f"{each}={at}" for each, at in holds.items()) or "none"
     session.show({"topic": name, "holds": holds}, f"holds of {name}: {listed}")

@@ -70,7 +70,6 @@ def session_conf(
     run_dir: str,
     conf: Mapping[str, str] | None = None,
     heap_bytes: int = HEAP_BYTES,
-    cores: int = CORES,
 ) -> dict[str, str]:
     """Return the settings of the lake's session.
 
@@ -80,12 +79,11 @@ def session_conf(
         run_dir: a directory of this session alone, for scratch files and the log's settings.
         conf: `lake.spark.conf`; each of its keys wins over ours.
         heap_bytes: the most that Java's heap may take.
-        cores: how many tasks run at once.
     """
     given = dict(conf or {})
     scratch = os.path.join(run_dir, "scratch")
     ours = {
-        "spark.master": f"local[{cores}]",
+        "spark.master": f"local[{CORES}]",
         "spark.app.name": "frazil-lake",
         "spark.driver.memory": f"{max(heap_bytes // _MIB, 1)}m",
         # Ours are the default options, so that extraJavaOptions of the user come on top of them.
@@ -96,8 +94,8 @@ def session_conf(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.scheduler.mode": "FAIR",
-        "spark.default.parallelism": str(cores),
-        "spark.sql.shuffle.partitions": str(cores),
+        "spark.default.parallelism": str(CORES),
+        "spark.sql.shuffle.partitions": str(CORES),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.ansi.enabled": "true",
         "spark.sql.catalogImplementation": "in-memory",
@@ -156,11 +154,11 @@ def _catalog_conf(catalog: CatalogAddress) -> dict[str, str]:
     }
 
 
-def log_properties(log_path: str, level: str = "warn") -> str:
+def log_properties(log_path: str) -> str:
     """Return Spark's logging settings: one file that is rotated, nothing on the terminal."""
     values = {
         "status": "error",
-        "rootLogger.level": level,
+        "rootLogger.level": "warn",
         "rootLogger.appenderRef.file.ref": "file",
         "appender.file.type": "RollingFile",
         "appender.file.name": "file",

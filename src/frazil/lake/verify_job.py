@@ -33,6 +33,7 @@ from frazil.lake.stages.columns import (
     by_name,
     decode_schema,
     quoted,
+    rebuilt,
     spark_type,
 )
 from frazil.lake.stages.context import Context, sources_of
@@ -402,22 +403,7 @@ def _comparable(column: Column, data_type: T.DataType) -> Column:
     """Return a value in a form that Spark can compare: maps become lists of entries."""
     if "map<" not in data_type.simpleString():
         return column
-    if isinstance(data_type, T.MapType):
-        return F.transform(
-            F.map_entries(column),
-            lambda entry: F.struct(
-                _comparable(entry.getField("key"), data_type.keyType).alias("key"),
-                _comparable(entry.getField("value"), data_type.valueType).alias("value"),
-            ),
-        )
-    if isinstance(data_type, T.ArrayType):
-        return F.transform(column, lambda each: _comparable(each, data_type.elementType))
-    assert isinstance(data_type, T.StructType)
-    fields = [
-        _comparable(column.getField(field.name), field.dataType).alias(field.name)
-        for field in data_type
-    ]
-    return F.when(column.isNotNull(), F.struct(*fields))
+    return rebuilt(column, data_type, lambda scalar, _type: scalar)
 
 
 def _key_columns(frame: DataFrame) -> tuple[Column, Column]:

@@ -33,7 +33,6 @@ from frazil.telemetry import LOGGER, event, warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from frazil.clock import Clock
     from frazil.fs import FileSystem
 
 __all__ = ["Worker", "main"]
@@ -59,13 +58,11 @@ class Worker:
         connection: socket.socket,
         *,
         epoch: int,
-        clock: Clock | None = None,
-        file_system: FileSystem | None = None,
+        file_system: FileSystem,
     ) -> None:
         self._connection = connection
         self._epoch = epoch
-        self._clock = clock or SystemClock()
-        self._file_system = file_system or RealFileSystem()
+        self._file_system = file_system
         self._halt = Failpoints(os.environ, self._file_system)
         self._sending = threading.Lock()
         self._stopping = threading.Event()
@@ -73,7 +70,7 @@ class Worker:
         self.starting = False
         """Whether Spark is being started."""
         self._ending = False
-        self._jobs = Jobs(self.answer, self._halt, self._clock)
+        self._jobs = Jobs(self.answer, self._halt, SystemClock())
 
     # -- the socket --
 

@@ -382,9 +382,7 @@ LOG_BYTES_MAX: Final = 16 << 20
 WORKER_COMMAND: Final = ("-m", "frazil.lake.worker")
 
 
-def launcher(
-    paths: DataDirectory, file_system: FileSystem, *, command: Sequence[str] = WORKER_COMMAND
-) -> Callable[[int], Launched]:
+def launcher(paths: DataDirectory, file_system: FileSystem) -> Callable[[int], Launched]:
     """Return the function that starts a worker of this data directory."""
 
     def launch(epoch: int) -> Launched:
@@ -392,7 +390,7 @@ def launcher(
             file_system.make_directory(directory)
         ours, theirs = socket.socketpair()
         try:
-            arguments = [*command, "--epoch", str(epoch), "--socket", str(theirs.fileno())]
+            arguments = [*WORKER_COMMAND, "--epoch", str(epoch), "--socket", str(theirs.fileno())]
             process = _spawn(paths, file_system, arguments, theirs.fileno())
         except OSError:
             ours.close()

@@ -122,7 +122,7 @@ WRONG_TOPICS = [
     (("t", "--column", "x:double", "--key", "x"), "key"),
     (("t", "--key", "y"), "message topic"),
     (("t", "--column", "x:int", "--partition-by", "day(x)"), "day"),
-    (("t", "--partitions", "100000"), "out of range"),
+    (("t", "--partitions", "100000"), "partitions_max=256"),
     (("t", "--retention-age", "soon"), "duration"),
     (("t", "--retention-bytes", "-5"), "size"),
     (("t-part-0",), "partition"),

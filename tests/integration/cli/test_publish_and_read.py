@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import pyarrow as pa
@@ -69,17 +68,6 @@ def test_arrow_and_parquet_files(call, tmp_path, kind):
     assert published(call, "t", file, "--batch", 2)["accepted"] == 3
     rows = lines_of(call("read", "t"))
     assert [(row["id"], row["name"]) for row in rows] == [(1, "a"), (2, None), (3, "ü")]
-
-
-def test_an_arrow_stream_on_stdin_and_stdout(call):
-    """What `read --format arrow` writes is an Arrow stream with offsets."""
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, ROWS.schema) as writer:
-        writer.write_table(ROWS)
-    assert published(call, "t", "-f", "arrow", given=sink.getvalue())["accepted"] == 3
-    found = pa.ipc.open_stream(call("read", "t", "--format", "arrow").stdout_bytes).read_all()
-    assert found.column("_offset").to_pylist() == [0, 1, 2]
-    assert found.column("name").to_pylist() == ["a", None, "ü"]
 
 
 TABLE_CASES = [

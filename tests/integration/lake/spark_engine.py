@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import frazil
 from frazil.cli.app import app
+from frazil.fs import RealFileSystem
 from frazil.lake import Launched, session_conf
 from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
@@ -55,7 +56,7 @@ class SharedWorker(Worker):
     pid = 0
 
     def __init__(self, world, connection, *, epoch, way):
-        super().__init__(connection, epoch=epoch)
+        super().__init__(connection, epoch=epoch, file_system=RealFileSystem())
         self.world = world
         self.way = way
         self.code = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from decimal import Decimal
 
@@ -26,7 +27,7 @@ BATCH = pa.record_batch(
 
 def write_batches(schema, batches, file_format, **options):
     """Write batches and return how many rows were written."""
-    with BatchWriter(file_format, schema) as writer:
+    with contextlib.closing(BatchWriter(file_format, schema)) as writer:
         for batch in batches:
             writer.write(batch, **options)
     return writer.rows

@@ -14,9 +14,9 @@ from frazil.errors import (
     NotFound,
     Unavailable,
 )
-from frazil.lake.commit import STEPS, CommitRequest, Verdict, commit
+from frazil.lake.commit import CommitRequest, Verdict, commit
 from frazil.lake.plan import PartRange, Plan, TableName
-from frazil.lake.table import OFFSET_END, TOPIC_ID, ends_of
+from frazil.lake.table import OFFSET_END, TOPIC_ID
 from frazil.model import WHOLE
 from tests.crash.lake_table import IcebergTable
 
@@ -149,23 +149,6 @@ def test_rows_and_watermark_land_together(lake):
     assert ("load", "t__rejects") not in lake.calls
 
 
-def test_a_plan_that_is_in_the_table_writes_nothing(lake):
-    """The second run of a plan is a look."""
-    lake.commit(0, 10)
-    lake.calls.clear()
-    result = lake.commit(0, 10)
-    assert (result.state, result.ends) == ("already", {WHOLE: 10})
-    assert lake.calls == [("load", "t")]
-
-
-def test_a_table_below_the_plan_is_planned_anew(lake):
-    """Nothing is written over a hole."""
-    lake.commit(0, 7)
-    result = lake.commit(9, 12)
-    assert (result.state, result.ends) == ("replan", {WHOLE: 7})
-    assert lake.offsets == list(range(7))
-
-
 @pytest.mark.parametrize(
     "error", [CommitUnknown, Unavailable, Conflict, InvalidRequest, CorruptionError]
 )
@@ -223,18 +206,6 @@ def test_a_dropped_table_stops(lake):
     assert (lake.commit(0, 10).reason, lake.offsets) == ("table_missing", [])
     del lake.tables[TABLE]
     assert lake.commit(0, 10).reason == "table_missing"
-
-
-def test_rejects_land_before_main(lake):
-    """A batch with rejects commits the side table first, with the same watermark."""
-    lake.rejected = {2, 5}
-    result = lake.commit(0, 10)
-    assert (result.rows_out, result.rows_rejected) == (8, 2)
-    assert lake.rejects == [2, 5]
-    appends = [table for call, table in lake.calls if call == "append"]
-    assert appends == ["t__rejects", "t"]
-    assert ends_of(lake.side.snapshots[lake.side.head].summary) == {WHOLE: 10}
-    assert [step for step in STEPS if step in lake.steps] == lake.steps
 
 
 def test_a_side_table_of_another_topic_stops_before_main(lake):
@@ -348,24 +319,6 @@ def test_a_rollback_within_an_attempt_stops_it(lake):
     lake.errors = [Conflict("first")]
     result = lake.commit(9, 12, choice="replay", chosen={WHOLE: 5})
     assert (result.state, result.reason, result.ends) == ("stopped", "rolled_back", {WHOLE: 5})
-
-
-def test_a_rollback_is_replayed_or_accepted(lake):
-    """Replay plans from the table's watermark; accept goes on behind the remembered one."""
-    lake.commit(0, 5)
-    first = lake.main.head
-    lake.commit(5, 9)
-    lake.main.roll_back(first)
-    stopped = lake.commit(9, 12, remembered=9)
-    assert (stopped.reason, stopped.ends) == ("rolled_back", {WHOLE: 5})
-    replan = lake.commit(9, 12, remembered=9, choice="replay", chosen=stopped.ends)
-    assert (replan.state, replan.ends, replan.choice_spent) == ("replan", {WHOLE: 5}, False)
-    result = lake.commit(5, 7, remembered=9, choice="replay", chosen=stopped.ends)
-    assert (result.state, result.choice_spent) == ("committed", True)
-    lake.main.roll_back(first)
-    result = lake.commit(9, 12, remembered=9, choice="accept", chosen={WHOLE: 5})
-    assert (result.state, result.choice_spent) == ("committed", True)
-    assert lake.offsets == [0, 1, 2, 3, 4, 9, 10, 11]
 
 
 def test_a_table_without_the_topics_columns_stops(lake):

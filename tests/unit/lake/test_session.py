@@ -71,11 +71,9 @@ def test_every_key_of_the_user_wins(key, value):
     assert conf_of(conf={key: value})[key] == value
 
 
-def test_heap_and_cores_are_settings():
+def test_the_heap_is_a_setting():
     """The heap's cap is what was asked for, in whole MiB."""
-    conf = conf_of(heap_bytes=512 << 20, cores=8)
-    assert (conf["spark.driver.memory"], conf["spark.master"]) == ("512m", "local[8]")
-    assert conf["spark.sql.shuffle.partitions"] == "8"
+    assert conf_of(heap_bytes=512 << 20)["spark.driver.memory"] == "512m"
 
 
 def test_the_writers_are_those_of_the_master():

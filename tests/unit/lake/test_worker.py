@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from frazil.fs import RealFileSystem
 from frazil.lake import worker as lake_worker
 from frazil.lake.worker import Worker
 from frazil.lake.worker_spark import fetch_steps, kept_conf
@@ -42,7 +43,7 @@ def watched(spark):
     """Return a worker with a JVM, and the thread that watches it."""
     ours, theirs = socket.socketpair()
     theirs.close()
-    made = Worker(ours, epoch=1)
+    made = Worker(ours, epoch=1, file_system=RealFileSystem())
     made._spark = spark
     thread = threading.Thread(target=made._watch, daemon=True)
     thread.start()

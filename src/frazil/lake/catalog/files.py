@@ -34,7 +34,6 @@ __all__ = ["Loaded", "MetadataFiles", "check_inside", "is_inside", "local_path",
 
 FILE_BYTES_MAX: Final = 256 << 20
 CACHE_BYTES_MAX: Final = 64 << 20
-CACHE_FILES_MAX: Final = 256
 DELETE_AFTER_COMMIT: Final = "write.metadata.delete-after-commit.enabled"
 _NUMBERED = re.compile(r"(?:v)?([0-9]{1,9})(?:-.*)?\.(?:gz\.)?metadata\.json(?:\.gz)?")
 _METADATA_NAME = re.compile(r".*\.metadata\.json")
@@ -132,9 +131,7 @@ class MetadataFiles:
             if loaded.location not in self._cache:
                 self._cache_bytes += len(loaded.raw)
             self._cache[loaded.location] = loaded
-            while len(self._cache) > 1 and (
-                self._cache_bytes > CACHE_BYTES_MAX or len(self._cache) > CACHE_FILES_MAX
-            ):
+            while len(self._cache) > 1 and self._cache_bytes > CACHE_BYTES_MAX:
                 _location, oldest = self._cache.popitem(last=False)
                 self._cache_bytes -= len(oldest.raw)
         return loaded

@@ -178,8 +178,6 @@ class Catalog:
         self, namespace: str, name: str, *, metadata_location: str, overwrite: bool
     ) -> Loaded:
         """Take an existing metadata file as a table of this catalog."""
-        if not self.store.has_namespace(namespace):
-            raise no_namespace(namespace)
         loaded = self._files.load(metadata_location)
         self.check_location(str(loaded.metadata["location"]))
         self.check_location(metadata_location)

@@ -20,7 +20,7 @@ from pyspark.sql import types as T  # noqa: N812 - as F
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import Column
 
@@ -34,6 +34,7 @@ __all__ = [
     "is_doubtful",
     "leaves",
     "quoted",
+    "rebuilt",
     "spark_type",
     "staged_schema",
 ]
@@ -85,6 +86,24 @@ def quoted(name: str) -> str:
 def by_name(name: str) -> Column:
     """Return the column of that very name."""
     return F.col(quoted(name))
+
+
+def rebuilt(
+    column: Column, data_type: T.DataType, scalar: Callable[[Column, T.DataType], Column]
+) -> Column:
+    """Return a value with a function applied to each scalar; maps become lists of entries."""
+    if isinstance(data_type, T.StructType):
+        fields = [
+            rebuilt(column.getField(field.name), field.dataType, scalar).alias(field.name)
+            for field in data_type
+        ]
+        return F.when(column.isNotNull(), F.struct(*fields))
+    if isinstance(data_type, T.MapType):
+        entry = T.StructType().add("key", data_type.keyType).add("value", data_type.valueType)
+        return rebuilt(F.map_entries(column), T.ArrayType(entry), scalar)
+    if isinstance(data_type, T.ArrayType):
+        return F.transform(column, lambda each: rebuilt(each, data_type.elementType, scalar))
+    return scalar(column, data_type)
 
 
 def is_doubtful(data_type: pa.DataType) -> bool:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.types as pt
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql import types as T  # noqa: N812 - as F
 
 from frazil.lake.originals import ENCODING
-from frazil.lake.stages.columns import OFFSET, PART, REJECT, TIME, by_name, is_doubtful
+from frazil.lake.stages.columns import (
+    OFFSET,
+    PART,
+    REJECT,
+    TIME,
+    by_name,
+    rebuilt,
+    spark_type,
+)
 from frazil.lake.stages.validate import STAGE
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from frazil.lake.stages.context import Context
@@ -45,31 +52,17 @@ def keep_rejected(frame: DataFrame, context: Context) -> DataFrame:
 
 def _original(schema: pa.Schema) -> Column:
     """Return the bytes of a record that was read raw, as `frazil.lake.originals` describes."""
-    columns = [_json_form(by_name(field.name), field.type).alias(field.name) for field in schema]
+    columns = [
+        rebuilt(by_name(field.name), spark_type(field.type, raw=True), _json_form).alias(field.name)
+        for field in schema
+    ]
     return F.to_json(F.struct(*columns)).cast(T.BinaryType())
 
 
-def _json_form(column: Column, data_type: pa.DataType) -> Column:
-    if pt.is_struct(data_type):
-        fields = [
-            _json_form(column.getField(child.name), child.type).alias(child.name)
-            for child in data_type
-        ]
-        return F.when(column.isNotNull(), F.struct(*fields))
-    if pt.is_map(data_type):
-        return F.transform(
-            F.map_entries(column),
-            lambda entry: F.struct(
-                _json_form(entry.getField("key"), data_type.key_type).alias("key"),
-                _json_form(entry.getField("value"), data_type.item_type).alias("value"),
-            ),
-        )
-    if pt.is_list(data_type):
-        return F.transform(column, lambda each: _json_form(each, data_type.value_type))
-    if pt.is_timestamp(data_type) and not is_doubtful(data_type):
+def _json_form(column: Column, data_type: T.DataType) -> Column:
+    """Return a scalar as a number or text that JSON holds exactly."""
+    if isinstance(data_type, T.TimestampType | T.TimestampNTZType):
         return F.unix_micros(column.cast(T.TimestampType()))
-    if pt.is_date(data_type):
+    if isinstance(data_type, T.DateType):
         return F.unix_date(column)
-    if pt.is_decimal(data_type) or pt.is_uint64(data_type):
-        return column.cast(T.StringType())
-    return column
+    return column.cast(T.StringType()) if isinstance(data_type, T.DecimalType) else column

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 import requests
 from pyiceberg.types import IntegerType, LongType, StringType
@@ -21,7 +20,7 @@ from frazil.schema import (
     parse_partition_spec,
 )
 from frazil.schema import evolve as evolved
-from tests.integration.lake.binding.tables import TIME, append, defined
+from tests.integration.lake.binding.tables import append, defined
 
 CLOCK = SystemClock()
 
@@ -87,19 +86,6 @@ def test_each_kind_of_change_in_one_commit(make):
     loaded = topic.loaded()
     assert loaded.properties["frazil.schema-version"] == "2"
     assert len(loaded.metadata.metadata_log) == files + 1
-
-
-def test_old_rows_are_read_under_new_columns(make):
-    """A renamed column keeps its values, one added under its old name has none."""
-    topic = make({"a": "int", "b": "string"})
-    rows = [{"_offset": 0, "_time": TIME, "a": 7, "b": "old"}]
-    table = topic.loaded()
-    table.append(pa.Table.from_pylist(rows, schema=table.schema().as_arrow()))
-    topic.change(RenameColumn("b", "was_b"), AddColumn("b", "string"), WidenColumn("a", "long"))
-    topic.evolve()
-    assert topic.loaded().scan().to_arrow().drop(["_time"]).to_pylist() == [
-        {"_offset": 0, "a": 7, "was_b": "old", "b": None}
-    ]
 
 
 def test_names_can_be_swapped(make):
