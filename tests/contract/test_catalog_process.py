@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -23,6 +22,7 @@ from frazil.fs import RealFileSystem
 from frazil.lake.catalog import CatalogProcess, read_address
 from frazil.lake.catalog.process import CatalogOptions
 from tests.contract.catalogs import EmbeddedCatalog, Http
+from tests.support.processes import is_alive, wait_gone
 
 ROWS = pa.table({"a": pa.array(range(10), pa.int64()), "b": ["x"] * 10})
 KILLS = 3
@@ -42,15 +42,6 @@ def wait_for(condition, what):
 def wait_for_more(answered):
     count = len(answered)
     wait_for(lambda: len(answered) >= count + 5, "five more commits")
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.fixture
@@ -209,7 +200,7 @@ def test_the_catalog_ends_with_its_parent(tmp_path):
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    wait_for(lambda: not is_alive(child), "the end of the catalog")
+    assert wait_gone([child], SECONDS_MAX)
     assert not (tmp_path / "run" / "catalog.json").exists()
 
 

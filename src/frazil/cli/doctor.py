@@ -15,7 +15,7 @@ from frazil.fs import RealFileSystem
 
 if TYPE_CHECKING:
     from frazil.config.objects import ObjectsSettings
-    from frazil.engine import JournalFacts
+    from frazil.engine import JournalFacts, Step
 
 __all__ = ["doctor"]
 
@@ -93,6 +93,16 @@ def _journal_values(facts: JournalFacts) -> dict[str, Any]:
     }
 
 
+def _step_values(step: Step) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "ok": step.error is None,
+        "error": step.error and str(step.error),
+        "setting": step.setting or None,
+        "advice": step.advice or None,
+    }
+
+
 def _try_store(session: Session, settings: ObjectsSettings) -> None:
     """Print what works with the object store, and the setting at fault if something does not.
 
@@ -104,16 +114,7 @@ def _try_store(session: Session, settings: ObjectsSettings) -> None:
         "store": settings.store,
         "root": settings.root,
         "ok": error is None,
-        "steps": [
-            {
-                "name": step.name,
-                "ok": step.error is None,
-                "error": step.error and str(step.error),
-                "setting": step.setting or None,
-                "advice": step.advice or None,
-            }
-            for step in steps
-        ],
+        "steps": [_step_values(step) for step in steps],
     }
     rows = [(step.name, str(step.error or "ok"), step.advice) for step in steps]
     session.table(found, ("step", "result", "what to do"), rows)

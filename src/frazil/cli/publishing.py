@@ -124,12 +124,9 @@ class Publisher:
     def _flush(self, file: str, lines: list[Line], text_format: TextFormat) -> None:
         faults = [Reject(file, line.number, line.error, line.raw) for line in lines if line.error]
         whole = [line for line in lines if not line.error]
-        if self.topic is None and (not whole or self.on_error == "stop"):
-            # The columns of a new topic come from whole records, or from all records.
-            self._reject_all(faults)
-            if not whole:
-                return
-        topic = self.topic or self._create(_schema_of(whole, text_format, IngestLimits()))
+        topic = self._topic_of(whole, faults, text_format)
+        if topic is None:
+            return
         rows: list[Reject] = []
         records = []
         for line in whole:
@@ -146,6 +143,16 @@ class Publisher:
             check=topic.check_many,
             append=topic.append_many,
         )
+
+    def _topic_of(
+        self, whole: list[Line], faults: list[Reject], text_format: TextFormat
+    ) -> Topic | PartitionedTopic | None:
+        """Return the topic; create it from whole records, in mode `stop` from all records only."""
+        if self.topic is not None:
+            return self.topic
+        if not whole or self.on_error == "stop":
+            self._reject_all(faults)
+        return self._create(_schema_of(whole, text_format, IngestLimits())) if whole else None
 
     def batches(self, file: str, batches: Iterable[pa.RecordBatch]) -> None:
         """Publish Arrow batches; row numbers count from 1 through the whole file.

@@ -86,14 +86,19 @@ def read(
             _Cursor(part, index if is_parted else None, first, skip_lost=skip_lost)
             for index, part in enumerate(parts)
         ]
-        left = OFFSETS_MAX if limit is None else limit
         with contextlib.closing(_Writer(file_format, parts[0], is_parted=is_parted)) as writer:
-            for part, batch in ((each.part, batch) for each in cursors for batch in each.batches()):
-                some = batch if batch.count <= left else batch.slice(0, left)
-                writer.write(some, part)
-                left -= some.count
-                if left <= 0:
-                    return
+            for part, batch in _limited(cursors, OFFSETS_MAX if limit is None else limit):
+                writer.write(batch, part)
+
+
+def _limited(cursors: list[_Cursor], limit: int) -> Iterator[tuple[int | None, Batch]]:
+    """Yield the batches of all parts with the number of the part, up to so many records."""
+    for cursor in cursors:
+        for batch in cursor.batches():
+            yield cursor.part, batch if batch.count <= limit else batch.slice(0, limit)
+            limit -= batch.count
+            if limit <= 0:
+                return
 
 
 class _Writer:

@@ -16,7 +16,7 @@ from frazil.objects import OFFSET_MARGIN
 from frazil.objects import restore as restore_broker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["restore", "store_of"]
 
@@ -132,14 +132,18 @@ def _print(report: dict[str, Any], target: str) -> None:
             f"the records of {remote:,} topics stay in the store and are read from there; SQL sees "
             "those on this machine alone: fetch them with --local all"
         )
-    for key, reason in report["unreadable_backups"].items():
-        note(f"warning: backup {key} cannot be read: {reason}")
-    for key, reason in report["damaged_objects"].items():
-        note(f"warning: object {key} is left out: {reason}")
-    for key in report["missing_objects"]:
-        note(f"warning: object {key} is missing")
-    for warning in report["warnings"]:
+    for warning in _warnings(report):
         note(f"warning: {warning}")
+
+
+def _warnings(report: dict[str, Any]) -> Iterator[str]:
+    for key, reason in report["unreadable_backups"].items():
+        yield f"backup {key} cannot be read: {reason}"
+    for key, reason in report["damaged_objects"].items():
+        yield f"object {key} is left out: {reason}"
+    for key in report["missing_objects"]:
+        yield f"object {key} is missing"
+    yield from report["warnings"]
 
 
 def _row(

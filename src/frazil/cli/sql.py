@@ -97,18 +97,24 @@ def sql(
         with session.engine() as engine:
             run_shell(engine, options, chosen)
         return
-    statements = split_statements(sys.stdin.read() if command is None else command)
-    if not statements:
-        raise InvalidRequest("there is no statement to run, give one with -c or on stdin")
-    if chosen in SINGLE and len(statements) > 1:
-        raise InvalidRequest(
-            "this format is one document for one statement, choose ndjson, csv or table",
-            format=chosen,
-            statements=len(statements),
-        )
+    statements = _checked(sys.stdin.read() if command is None else command, chosen)
     with session.engine() as engine:
         for statement in statements:
             run_statement(engine, statement, options, chosen)
+
+
+def _checked(text: str, file_format: BatchFormat) -> list[str]:
+    """Return the statements of a text, at least one, and one alone if the format is a document."""
+    statements = split_statements(text)
+    if not statements:
+        raise InvalidRequest("there is no statement to run, give one with -c or on stdin")
+    if file_format in SINGLE and len(statements) > 1:
+        raise InvalidRequest(
+            "this format is one document for one statement, choose ndjson, csv or table",
+            format=file_format,
+            statements=len(statements),
+        )
+    return statements
 
 
 def _require(module: str) -> None:

@@ -8,7 +8,8 @@ import signal
 import time
 
 from frazil.lake import VARIABLE
-from tests.integration.lake.test_worker import Engine, java_children, running, wait_gone
+from tests.integration.lake.test_worker import Engine, java_children
+from tests.support.processes import is_alive, state_of, wait_gone
 
 HALT_SECONDS = 300.0
 GONE_SECONDS = 20.0
@@ -36,15 +37,6 @@ class Orders:
         while self.path.exists() or not is_halted(pid):
             assert time.monotonic() < deadline, self.path.read_text()
             time.sleep(0.02)
-
-
-def state_of(pid):
-    """Return the letter of a process's state, X if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "X"
 
 
 def is_halted(pid):
@@ -76,7 +68,7 @@ class Workers:
     @property
     def engine(self):
         """Return the engine's side of a worker that is ready."""
-        if self._engine is None or not running(self._engine.process.pid):
+        if self._engine is None or not is_alive(self._engine.process.pid):
             self.end()
             world = _World(self._address)
             made = Engine(world, self._directories(), environment=self.orders.environment)

@@ -19,8 +19,9 @@ from tests.integration.lake.spark_engine import by_pyiceberg, check_rows, opened
 from tests.integration.lake.spark_program import MISFIT
 from tests.integration.lake.spark_world import MARKS
 from tests.integration.lake.test_kills_spark import EXHAUSTIVE, SLEEPS, TIMEOUT
-from tests.integration.lake.test_worker import java_children, wait_gone
+from tests.integration.lake.test_worker import java_children
 from tests.servers.running import free_port
+from tests.support.processes import wait_gone
 
 pytestmark = MARKS
 

@@ -17,6 +17,7 @@ from frazil.lake import Answer, CommitResult, Request, receive, send
 from frazil.lake.worker_jobs import hello_body
 from tests.integration.lake.spark_world import MARKS, QUICK
 from tests.servers.running import free_port
+from tests.support.processes import is_alive, wait_gone
 
 pytestmark = MARKS
 
@@ -99,24 +100,6 @@ def engine(world, tmp_path_factory):
         each.end()
 
 
-def running(pid):
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_gone(pids, seconds):
-    """Return whether processes are gone in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not any(running(pid) for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def java_children(pid):
     """Return the Java processes in a worker's group."""
     found = []
@@ -165,7 +148,7 @@ def test_a_worker_serves_and_ends_with_its_engine(world, engine):
     answer = made.hear(made.ask("commit", missing.body() | {"plan": plan_for(plan, gone)}))
     assert answer.body["state"] == "stopped"
     pids = [made.process.pid, greeted.body["java_pid"]]
-    assert all(running(pid) for pid in pids)
+    assert all(is_alive(pid) for pid in pids)
     made.connection.close()
     made.process.wait(60)
     assert wait_gone(pids, GONE_SECONDS)
