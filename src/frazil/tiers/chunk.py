@@ -105,11 +105,6 @@ class Chunk:
         return tuple(zip(self.time_counts.tolist(), self.time_us.tolist(), strict=True))
 
     @property
-    def time_first(self) -> int:
-        """Return the append time of the first record in microseconds."""
-        return int(self.time_us[0])
-
-    @property
     def time_bounds(self) -> tuple[int, int]:
         """Return the least and the greatest append time in microseconds."""
         return int(self.time_us.min()), int(self.time_us.max())

@@ -44,6 +44,7 @@ JOIN_BYTES_MAX: Final = 4 << 20
 """Chunks of so many bytes are no longer joined: scans gain nothing, and every join is a copy."""
 
 
+_offset = attrgetter("offset")
 _end = attrgetter("end")
 
 
@@ -55,13 +56,6 @@ class Unflushed(NamedTuple):
     changes: int
     time_us: int | None
     """The append time of the oldest record; None without one."""
-
-
-class _Held(NamedTuple):
-    """The chunks and their first offsets, swapped as one."""
-
-    chunks: tuple[Chunk, ...]
-    starts: list[int]
 
 
 class TopicMemory:
@@ -86,7 +80,8 @@ class TopicMemory:
         self.tail: list[TailEntry] = []
         self.start: int = state.next
         self.on_evict: Callable[[Sequence[Chunk]], None] | None = None
-        self._held = _Held((), [])
+        self.chunks: tuple[Chunk, ...] = ()
+        """Oldest first; swapped whole."""
         self._read_us = -READ_US
         self._chunk_bytes: int | None = 0
         # Each counter has one writer, so that no addition is lost: the journal's thread for
@@ -109,14 +104,9 @@ class TopicMemory:
     # -- what is there -----------------------------------------------------------------------------
 
     @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        """Return the chunks, oldest first; the tuple never changes."""
-        return self._held.chunks
-
-    @property
     def settled(self) -> int:
         """Return the offset below which everything is in chunks."""
-        chunks = self._held.chunks
+        chunks = self.chunks
         return chunks[-1].end if chunks else self.start
 
     @property
@@ -133,7 +123,7 @@ class TopicMemory:
         """Return the bytes of everything in memory."""
         known = self._chunk_bytes
         if known is None:
-            known = self._chunk_bytes = sum(chunk.nbytes for chunk in self._held.chunks)
+            known = self._chunk_bytes = sum(chunk.nbytes for chunk in self.chunks)
         return known + self.tail_bytes
 
     def note_read(self) -> None:
@@ -159,12 +149,11 @@ class TopicMemory:
 
     def chunk_at(self, offset: int) -> Chunk | None:
         """Return the chunk that holds an offset, None if none does."""
-        held = self._held
-        number = bisect_right(held.starts, offset) - 1
+        chunks = self.chunks
+        number = bisect_right(chunks, offset, key=_offset) - 1
         if number < 0:
             return None
-        chunk = held.chunks[number]
-        return chunk if offset < chunk.end else None
+        return chunks[number] if offset < chunks[number].end else None
 
     def unflushed(self, from_offset: int) -> Unflushed:
         """Return how much memory holds from an offset on, and how old it is."""
@@ -172,14 +161,14 @@ class TopicMemory:
             size, changes = self.tail_bytes, self._changes_in - self._changes_out
             records = sum([entry[1] for entry in self.tail])
             oldest = self.tail[0].time_us if self.tail else None
-            for chunk in reversed(self._held.chunks):
+            for chunk in reversed(self.chunks):
                 if chunk.end <= from_offset:
                     break
                 part = chunk.slice(max(0, from_offset - chunk.offset), chunk.count)
                 size += part.nbytes
                 changes += part.changes
                 records += part.count
-                oldest = part.time_first
+                oldest = int(part.time_us[0])
             return Unflushed(size, records, changes, oldest)
 
     # -- tail to chunks ----------------------------------------------------------------------------
@@ -194,7 +183,7 @@ class TopicMemory:
         """
         with self.lock:
             version = self.state.codec.version if version is None else version
-            chunks = list(self._held.chunks)
+            chunks = list(self.chunks)
             for batch in batches:
                 chunk = chunk_of_history(batch, version=version)
                 assert not chunks or chunks[-1].end <= chunk.offset
@@ -229,18 +218,16 @@ class TopicMemory:
         """
         with self.lock:
             self.settle(end)
-            held = self._held
-            number = bisect_left(held.starts, end)
-            if not number or held.chunks[number - 1].end <= end:
-                return held.chunks[:number]
-            last = held.chunks[number - 1]
-            return (*held.chunks[: number - 1], last.slice(0, end - last.offset))
+            chunks = self.chunks[: bisect_left(self.chunks, end, key=_offset)]
+            if not chunks or chunks[-1].end <= end:
+                return chunks
+            return (*chunks[:-1], chunks[-1].slice(0, end - chunks[-1].offset))
 
     def evict(self, below: int) -> int:
         """Drop the chunks that are whole below an offset; return the bytes freed."""
         with self.lock:
             self.settle(below)
-            chunks = self._held.chunks
+            chunks = self.chunks
             stop = bisect_right(chunks, below, key=_end)
             gone = chunks[:stop]
             first = chunks[stop].offset if stop < len(chunks) else below
@@ -260,13 +247,13 @@ class TopicMemory:
         large, so that it is copied a few times in all.
         """
         with self.lock:
-            run = _run_to_join(self._held.chunks, self.merge_rows)
+            run = _run_to_join(self.chunks, self.merge_rows)
         if len(run) < 2:
             return False
         joined = join_chunks(run)
         with self.lock:
-            chunks = list(self._held.chunks)
-            first = bisect_left(self._held.starts, joined.offset)
+            chunks = list(self.chunks)
+            first = bisect_left(chunks, joined.offset, key=_offset)
             current = chunks[first : first + len(run)]
             if [id(chunk) for chunk in current] != [id(chunk) for chunk in run]:
                 # Some of it was evicted or joined meanwhile.
@@ -277,7 +264,7 @@ class TopicMemory:
         return True
 
     def _swap(self, chunks: Sequence[Chunk]) -> None:
-        self._held = _Held(tuple(chunks), [chunk.offset for chunk in chunks])
+        self.chunks = tuple(chunks)
         self._chunk_bytes = None
 
     def _settle_some(self, end: int, rows_max: int) -> int:
@@ -290,7 +277,7 @@ class TopicMemory:
             rows_max=min(rows_max, rows_at_once),
             bytes_max=JOIN_BYTES_MAX,
         )
-        chunks = list(self._held.chunks)
+        chunks = list(self.chunks)
         chunks.append(made)
         _join_end(chunks, rows_at_once)
         self._swap(chunks)

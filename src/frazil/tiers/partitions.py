@@ -236,6 +236,13 @@ def _shown_of(data_type: pa.DataType) -> Callable[[Any], str]:
 
 _C1: Final = np.uint32(0xCC9E_2D51)
 _C2: Final = np.uint32(0x1B87_3593)
+_OF_BYTES: Final = (
+    pt.is_string,
+    pt.is_large_string,
+    pt.is_binary,
+    pt.is_large_binary,
+    pt.is_fixed_size_binary,
+)
 _UNIT_US: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
@@ -253,14 +260,11 @@ def bucket_hashes(array: pa.Array) -> Words:
     if pt.is_integer(data_type) or pt.is_temporal(data_type):
         return _hash_longs(_integers(array))
     if pt.is_decimal(data_type):
-        return _hash_bytes(pa.array(list(map(_decimal_bytes, array.to_pylist())), pa.binary()))
-    if pt.is_string(data_type) or pt.is_large_string(data_type):
-        return _hash_bytes(array.cast(pa.large_string()).cast(pa.large_binary()))
-    if pt.is_fixed_size_binary(data_type) or pt.is_binary(data_type):
-        return _hash_bytes(array.cast(pa.binary()))
-    if pt.is_large_binary(data_type):
-        return _hash_bytes(array)
-    raise InvalidRequest("column type has no bucket transform", type=data_type)
+        unscaled = list(map(_decimal_bytes, array.to_pylist()))
+        return _hash_bytes(pa.array(unscaled, pa.large_binary()))
+    if not any(is_kind(data_type) for is_kind in _OF_BYTES):
+        raise InvalidRequest("column type has no bucket transform", type=data_type)
+    return _hash_bytes(array.cast(pa.large_binary()))
 
 
 def _decimal_bytes(value: Any) -> bytes:
@@ -282,18 +286,15 @@ def _hash_longs(values: npt.NDArray[np.int64]) -> Words:
 
 def _hash_bytes(array: pa.Array) -> Words:
     """Hash values of all lengths, those of one length together."""
-    wide = pt.is_large_binary(array.type)
     filled = array.fill_null(b"")
-    kind = np.int64 if wide else np.int32
     buffers = filled.buffers()
-    ends = np.frombuffer(buffers[1], kind)[filled.offset : filled.offset + len(filled) + 1]
+    ends = np.frombuffer(buffers[1], np.int64)[filled.offset : filled.offset + len(filled) + 1]
     data = np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None else np.empty(0, np.uint8)
-    starts = ends[:-1].astype(np.int64)
-    lengths = np.diff(ends).astype(np.int64)
+    lengths = np.diff(ends)
     hashed = np.zeros(len(filled), np.uint32)
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
-        hashed[rows] = _hash_same_length(data, starts[rows], length)
+        hashed[rows] = _hash_same_length(data, ends[rows], length)
     return hashed
 
 

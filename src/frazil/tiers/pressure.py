@@ -13,6 +13,7 @@ import asyncio
 import ctypes
 import os
 import threading
+from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,10 +49,8 @@ def rss_bytes() -> int:
         file = RealFileSystem().open("/proc/self/statm", "read")
     except OSError:
         return 0
-    try:
+    with closing(file):
         return int(file.read_at(0, 256).split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    finally:
-        file.close()
 
 
 def release_unused() -> None:
@@ -278,7 +277,7 @@ class Pressure:
                     yield min(left, RED_POLL_S)
             finally:
                 self._count("waiting", -1)
-        delay_s = self.delay_s() if self.level == YELLOW else 0.0
+        delay_s = self.zones.delay_s(self._used_bytes) if self.level == YELLOW else 0.0
         if delay_s > 0:
             self._count("delays")
             self._count("delayed_s", delay_s)
@@ -328,10 +327,6 @@ class Pressure:
         """Return the use of the budget in points."""
         return self._used_bytes * 100 / self.zones.budget_bytes
 
-    def delay_s(self) -> float:
-        """Return the delay of a publish at the present use, if the zone is yellow."""
-        return self.zones.delay_s(self._used_bytes)
-
     def snapshot(self) -> SimpleNamespace:
         """Return the state as of the last count, for `stats`.
 
@@ -349,6 +344,8 @@ class Pressure:
                 rss_base_bytes=self._base_bytes,
                 sources=dict(self._sizes),
                 entries=dict(zip(ZONES, self._entries, strict=True)),
-                delay_ms=self.delay_s() * 1000 if self.level == YELLOW else 0.0,
+                delay_ms=self.zones.delay_s(self._used_bytes) * 1000
+                if self.level == YELLOW
+                else 0.0,
                 **self._counts,
             )

@@ -62,7 +62,6 @@ class TopicTiers:
         self.id = runtime.state.id
         self.keyed_topic = bool(runtime.state.spec.primary_key)
         self.disk = tiers.disk
-        self.clock = tiers.clock
         self.memory = TopicMemory(self.state, clock=tiers.clock)
         flushed = self.flushed
         self.memory.start = max(flushed, self.state.start) if flushed else self.state.start
@@ -87,7 +86,6 @@ class TopicTiers:
         self.keyed: KeyedState | None = None
         self.lookup: KeyLookup | None = None
         if self.keyed_topic:
-            self.lookup = KeyLookup(self)
             self.keyed = KeyedState(
                 self.memory,
                 lambda keys, shape, before: self.disk.lookup.find_many(
@@ -96,6 +94,7 @@ class TopicTiers:
                 index_bytes_max=tiers.index_bytes_max,
             )
             self.keyed.on_flushed(flushed)
+            self.lookup = KeyLookup(self, self.keyed)
         self._schemas: dict[int, pa.Schema] = {}
         self._partitioners: dict[int, Partitioner] = {}
         # From here on the journal appends what it writes.
@@ -195,11 +194,9 @@ class TopicTiers:
 
     def _rebuild_vectors(self, keyed: KeyedState) -> None:
         if self.flushed:
-            started = self.clock.monotonic()
             rows = sum(file.rows for file in self.disk.files(self.id))
             keyed.rebuild_disk_dead(self._key_rows, count=rows)
-            seconds = self.clock.monotonic() - started
-            event("deletion_vectors_computed", topic=self.name, seconds=seconds)
+            event("deletion_vectors_computed", topic=self.name, rows=rows)
         self._has_vectors = True
 
     def _key_rows(self) -> Iterator[KeyRows]:

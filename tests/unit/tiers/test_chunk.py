@@ -116,7 +116,7 @@ def test_what_was_read_back_counts_explicit_changes_only():
     batch = Batch(chunk.batch, offset=3, times=((3, 9),))
     again = chunk_of_history(batch, version=1)
     assert again.changes == 2
-    assert (again.offset, again.end, again.time_first) == (3, 6, 9)
+    assert (again.offset, again.end, again.time_us[0]) == (3, 6, 9)
     assert np.array_equal(again.ops, chunk.ops)
 
 

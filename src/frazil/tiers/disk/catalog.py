@@ -10,6 +10,7 @@ import posixpath
 import re
 import threading
 from bisect import bisect_left, bisect_right
+from contextlib import closing
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -387,11 +388,8 @@ class DiskDirectory:
         """Write a file's map of keys; not synced: it has checksums and is rebuilt if lost."""
         path = self.path(topic, keys_name(name))
         temporary = path + TEMPORARY_SUFFIX
-        file = self.file_system.open(temporary, "create")
-        try:
+        with closing(self.file_system.open(temporary, "create")) as file:
             write_fully(file, 0, [data])
-        finally:
-            file.close()
         self.file_system.rename(temporary, path)
         return len(data)
 
@@ -419,12 +417,9 @@ class DiskDirectory:
                 return
             files.make_directory(self._quarantine)
             if files.stat(f"{target}.reason") is None:
-                note = files.open(f"{target}.reason", "create")
-                try:
+                with closing(files.open(f"{target}.reason", "create")) as note:
                     write_fully(note, 0, [f"{reason}\n".encode()])
                     note.sync()
-                finally:
-                    note.close()
             files.rename(source, target)
         except OSError as error:
             warn("disk_file_left", topic=topic, file=name, error=error)

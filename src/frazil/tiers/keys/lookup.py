@@ -44,15 +44,10 @@ class StoredRow(NamedTuple):
 class KeyLookup:
     """Look-ups in one keyed topic. All methods may be called from any thread."""
 
-    def __init__(self, tiers: TopicTiers) -> None:
+    def __init__(self, tiers: TopicTiers, keyed: KeyedState) -> None:
         self._tiers = tiers
+        self._keyed = keyed
         self._between_steps = threading.Event()
-
-    @property
-    def _keyed(self) -> KeyedState:
-        keyed = self._tiers.keyed
-        assert keyed is not None
-        return keyed
 
     @property
     def _codec(self) -> ChangeCodec:
@@ -168,25 +163,22 @@ class KeyLookup:
         """Return a row from Arrow: of a chunk, or of a file."""
         batch = self._tiers.row_batch(offset)
         time_us = batch.column("_time").cast("int64")[0].as_py()
-        # Found by their ids: the columns may have changed since the codec was taken.
-        columns = _under(batch, codec.schema, "_op", "_present")
-        return StoredRow(offset, time_us, None, columns)
+        return StoredRow(offset, time_us, None, _under(batch, codec.schema))
 
 
-def _under(batch: pa.RecordBatch, fields: Iterable[pa.Field], *system: str) -> pa.RecordBatch:
-    """Return a batch under columns of another version, followed by some system columns."""
-    places = {column_id(field): number for number, field in enumerate(batch.schema)}
-    arrays: list[pa.Array] = []
-    found: list[pa.Field] = []
-    for field in fields:
-        place = places.get(column_id(field))
-        column = pa.nulls(batch.num_rows, field.type) if place is None else batch.column(place)
-        arrays.append(column if column.type == field.type else column.cast(field.type, safe=False))
-        found.append(field.with_nullable(True))
-    for name in system:
-        arrays.append(batch.column(name))
-        found.append(batch.schema.field(name))
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(found))
+def _under(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch under columns of another version: they may have changed meanwhile."""
+    positions = {column_id(field): number for number, field in enumerate(batch.schema)}
+    fields = [field.with_nullable(True) for field in schema]
+    arrays = [_column(batch, positions.get(column_id(each)), each.type) for each in fields]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _column(batch: pa.RecordBatch, position: int | None, data_type: pa.DataType) -> pa.Array:
+    if position is None:
+        return pa.nulls(batch.num_rows, data_type)
+    column = batch.column(position)
+    return column if column.type == data_type else column.cast(data_type, safe=False)
 
 
 def _with_system(row: StoredRow, codec: ChangeCodec) -> dict[str, Any]:
