@@ -19,7 +19,7 @@ EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE)
 MORE_ERRORS = (errno.EDQUOT, errno.EINTR)
 CALLS_MAX = 400
-SEED = 4
+SEED = 5
 SCRIPT = (
     *(Work.create, Work.append, Work.create, Work.append, Work.change_schema, Work.tick),
     *(Work.rotate, Work.append, Work.hold, Work.tick, Work.seal, Work.read, Work.append),

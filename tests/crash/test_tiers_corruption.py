@@ -63,33 +63,23 @@ def damaged(base, spot, *, mode):
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("freed", [False, True], ids=["log", "files"])
 @pytest.mark.parametrize("part", [".parquet", ".keys"])
-def test_a_flip_is_repaired_while_the_log_has_the_records(part, shard):
-    """As long as the log holds a file's range, damage of the file is not to be seen in answers."""
-    with many_lives():
-        base = prepared(freed=False)
-        chosen = some(spots(base, part), f"{SEED}/{part}")
-        for number, spot in enumerate(chosen[shard::SHARDS]):
-            scene = damaged(base, spot, mode="open" if number % 3 == 0 else "closed")
-            assert scene.check_damaged(whole=True) == 0, spot
-            scene.check()
-            scene.close()
-
-
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("shard", range(SHARDS))
-@pytest.mark.parametrize("part", [".parquet", ".keys"])
-def test_a_flip_is_reported_when_the_log_has_let_go(part, shard):
-    """Without the log an answer is right or a `CorruptionError`, never wrong; nothing is hidden."""
+def test_a_flip_is_repaired_from_the_log_or_reported(part, freed, shard):
+    """While the log holds a file's range, no answer shows its damage; without the log an answer is
+    right or a `CorruptionError`, never wrong, and nothing is hidden.
+    """
     refused = 0
     with many_lives():
-        base = prepared(freed=True)
-        chosen = some(spots(base, part), f"{SEED}/{part}/freed")
+        base = prepared(freed=freed)
+        chosen = some(spots(base, part), f"{SEED}/{part}{'/freed' * freed}")
         for number, spot in enumerate(chosen[shard::SHARDS]):
             scene = damaged(base, spot, mode="open" if number % 3 == 0 else "closed")
-            refused += scene.check_damaged(whole=False)
+            refused += scene.check_damaged(whole=not freed)
+            if not freed:
+                scene.check()
             scene.close()
-    assert bool(refused) == (part == ".parquet")
+    assert bool(refused) == (freed and part == ".parquet")
 
 
 @pytest.mark.timeout(0)

@@ -10,7 +10,6 @@ import pytest
 from tests.fuzz import mutate, run, seeds, targets
 
 SECONDS = int(os.environ.get("FRAZIL_FUZZ_SECONDS", "10"))
-PLAIN_SECONDS = 1
 
 
 @pytest.mark.parametrize("name", run.ENGINE_NAMES)
@@ -21,21 +20,6 @@ def test_junk_never_crashes_a_decoder(name):
     print(f"{name}: {outcome.executions:,} executions ({engine})")
     assert outcome.code == 0, outcome.output[-6000:]
     assert outcome.executions > 20
-
-
-def test_atheris_is_used():
-    """Where atheris has no wheel the plain mutator ran above; this says so."""
-    if not run.has_atheris():
-        pytest.skip("atheris has no wheel for this Python; the plain mutator ran instead")
-    assert run.has_atheris()
-
-
-@pytest.mark.parametrize("name", run.ENGINE_NAMES)
-def test_the_plain_mutator_finds_nothing_either(name):
-    """Mutated seeds crash no decoder."""
-    found = run.corpus(name)
-    target = targets.TARGETS[name]
-    assert mutate.fuzz(target, found, seconds=PLAIN_SECONDS, seed=randrange(1 << 31))
 
 
 def test_the_plain_mutator_finds_a_bug():
