@@ -26,6 +26,7 @@ from frazil.objects import (
 )
 from frazil.objects import descriptor as rows
 from frazil.objects import format as objects
+from tests.crash.checker import Violation, require
 from tests.support import SimulatedClock
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.simulated_store import SimulatedStore
@@ -38,10 +39,6 @@ RATES = ("partial", "truncated", "error_in_200", "own_412", "conflict_409", "los
 RATES_MORE = ("throttled", "stall", "missing", "flipped", "short", "stale_list")
 LIVENESS_ROUNDS = 60
 PIECE_BYTES_SMALL = 700
-
-
-class Violation(Exception):
-    """A promise was broken."""
 
 
 class Log:
@@ -302,8 +299,7 @@ class World:
         self.clock.advance(self.random.choice([0.0, 1.0, 5.0]))
         stored = self.loaded()
         for topic, end in ends.items():
-            if stored.topic(topic).uploaded < end:
-                raise Violation(f"topic {topic} is at {end}, the metadata says otherwise")
+            require(stored.topic(topic).uploaded >= end, "metadata lags", topic=topic, end=end)
 
     def upkeep(self):
         """Free local data below `uploaded`, expire objects, and delete garbage."""
@@ -334,8 +330,7 @@ class World:
         for topic in self.logs:
             zombie.uploader.retry(topic)
             zombie.uploader.cycle(topic)
-        if self.rows() != before:
-            raise Violation("a broker of the past changed the metadata")
+        require(self.rows() == before, "a broker of the past changed the metadata")
         self.acting = "owner"
 
     def quietly(self, call, *given):
@@ -377,12 +372,11 @@ class World:
         if parts is None:
             return
         uploaded = self.loaded().topic(parts.topic).uploaded
-        if parts.first < uploaded:
-            raise Violation(f"confirmed bytes are uploaded again: {key}, uploaded {uploaded}")
+        require(parts.first >= uploaded, "confirmed bytes are uploaded again", key=key)
         promised, first, misled = self.life.expected.get(parts.topic, ("", -1, 0))
         honest = misled == self.store.fired["missing"] + self.store.fired["flipped"]
-        if honest and first == parts.first and promised != key:
-            raise Violation(f"written again though it was there: {promised} and {key}")
+        again = honest and first == parts.first and promised != key
+        require(not again, "written again though it was there", first=promised, again=key)
 
     def check(self):
         """Registered objects hold what was published, in order, each offset once."""
@@ -391,18 +385,16 @@ class World:
             log = self.logs[topic]
             at = picture.start
             for found in picture.descriptors:
-                if found.first != at:
-                    raise Violation(f"objects of {topic} leave a hole or overlap at {at}: {found}")
+                require(found.first == at, "a hole or an overlap", topic=topic, at=at, found=found)
                 self.check_object(log, found)
                 at = found.end
-            if at != picture.uploaded or at > log.durable:
-                raise Violation(f"objects of {topic} end at {at}: {picture.state}")
+            is_end = at == picture.uploaded and at <= log.durable
+            require(is_end, "objects end elsewhere", topic=topic, at=at, state=picture.state)
         self.check_rows_put_once()
 
     def check_object(self, log, found: Descriptor):
         stored = self.store.objects.get(found.key)
-        if stored is None:
-            raise Violation(f"registered object is missing: {found.key}")
+        require(stored is not None, "registered object is missing", key=found.key)
         if self.checked.get((log.spec.id, found)) is stored:
             return
         self.checked[log.spec.id, found] = stored
@@ -411,19 +403,18 @@ class World:
             footer, frames_end = footer_of(data)
         except FrazilError as error:
             raise Violation(f"registered object is damaged: {found.key}: {error}") from error
-        if footer.content_sha256 != heads_hash(data, frames_end):
-            raise Violation("frames are not those of the footer")
-        if len(data) != found.size:
-            raise Violation("size is not the descriptor's")
-        if (footer.topic, footer.first, footer.end) != (log.spec.id, found.first, found.end):
-            raise Violation("footer and descriptor differ")
+        own = (footer.content_sha256, len(data), footer.topic, footer.first, footer.end)
+        hashed = heads_hash(data, frames_end)
+        wanted = (hashed, found.size, log.spec.id, found.first, found.end)
+        require(own == wanted, "footer, frames and descriptor differ", own=own, wanted=wanted)
         records = dict(decoded(data, found, topic=log.spec.id))
         expected = {o: r for o, r in log.records.items() if found.first <= o < found.end}
-        if records != expected or found.records != len(records):
-            raise Violation(f"records differ in {found.key}: {sorted(records)} {sorted(expected)}")
+        is_same = records == expected and found.records == len(records)
+        require(is_same, "records differ", key=found.key, got=records.keys(), of=expected.keys())
         empty = {o for r in found.ranges for o in range(r.first, r.end)}
-        if empty | set(records) != set(range(found.first, found.end)) or empty & set(records):
-            raise Violation(f"gaps of {found.key} do not fit: {found.ranges}")
+        offsets = sorted([*empty, *records])
+        is_full = offsets == list(range(found.first, found.end))
+        require(is_full, "gaps do not fit", key=found.key, ranges=found.ranges)
 
     def check_rows_put_once(self):
         """A descriptor's row is put once."""
@@ -432,8 +423,7 @@ class World:
             for key in puts:
                 if key.startswith(rows.GARBAGE_PREFIX) or key.endswith(f"/{rows.STATE}"):
                     continue
-                if key in seen:
-                    raise Violation(f"registered twice: {key}")
+                require(key not in seen, "registered twice", key=key)
                 seen.add(key)
         self.metadata.puts[:] = [("", seen)]
 
@@ -484,8 +474,8 @@ def decoded(data, found, *, topic):
     while position < objects.HEADER_BYTES + found.length:
         head = fmt.read_head(data, position)
         fault = fmt.frame_fault(memoryview(data), position, head)
-        if fault or head.topic != topic:
-            raise Violation(f"frame at {position} of {found.key}: {fault} {head.topic}")
+        is_own = not fault and head.topic == topic
+        require(is_own, "frame is damaged", key=found.key, position=position, fault=fault)
         payload = fmt.payload_of(memoryview(data), position, head)
         ends = memoryview(payload[: 4 * head.records + 4]).cast("i")
         body = bytes(payload[4 * head.records + 4 :])

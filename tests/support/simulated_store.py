@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
 from frazil.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from frazil.objects import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
-from tests.support.simulated_fs import SimulatedCrash
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -127,7 +126,6 @@ class SimulatedStore:
         self._deleted_us: dict[str, int] = {}
         self._planned: dict[tuple[StoreVerb, int], FaultKind] = {}
         self._storm_until = float("-inf")
-        self._steps_left: int | None = None
 
     # -- what a test arranges ---------------------------------------------------------------------
 
@@ -142,21 +140,11 @@ class SimulatedStore:
         self.rates.clear()
         self._planned.clear()
         self._storm_until = float("-inf")
-        self._steps_left = None
-
-    def crash_at(self, step: int) -> None:
-        """Let the broker die at the `step`th moment from now on (1 is the next)."""
-        self._steps_left = step
 
     def plant(self, key: str, data: bytes) -> None:
         """Put an object there behind everybody's back, over what is there."""
         with self._mutex:
             self._land(key, data)
-
-    def remove(self, key: str) -> None:
-        """Take an object away behind everybody's back."""
-        with self._mutex:
-            del self.objects[key]
 
     # -- the protocol -----------------------------------------------------------------------------
 
@@ -301,11 +289,6 @@ class SimulatedStore:
         self.written.append((key, len(data)))
 
     def _step(self, name: str) -> None:
-        if self._steps_left is not None:
-            self._steps_left -= 1
-            if self._steps_left <= 0:
-                self._steps_left = None
-                raise SimulatedCrash(name)
         if self.on_step is not None:
             self.on_step(name)
 

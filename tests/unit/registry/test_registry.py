@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from frazil.errors import InvalidRequest, NotFound, Overloaded, codes_of
+from frazil.errors import InvalidRequest, Overloaded, codes_of
 from frazil.registry import IncompatibleSchema, NewSchema, Registered, Registry
 from tests.unit.registry.registering import plan
 from tests.unit.registry.registering import register as register_any
@@ -46,62 +46,6 @@ def test_an_incompatible_version_is_refused_with_its_reasons(registry):
     )
     assert caught.value.reasons == reasons
     assert codes_of(caught.value).grpc == "FAILED_PRECONDITION"
-
-
-def test_a_mode_is_set(registry):
-    """In any case of its letters; another word and an unknown subject are refused."""
-    register(registry, "a")
-    reply = registry.commit(registry.set_mode("a", "Forward"))
-    assert reply == "Compatibility mode set to forward for subject a"
-    assert registry.latest_schema("a").subject.mode == "forward"
-    with pytest.raises(InvalidRequest, match="Invalid compatibility mode: 'odd'"):
-        registry.set_mode("a", "odd")
-    with pytest.raises(NotFound, match="Subject not found: b"):
-        registry.set_mode("b", "none")
-
-
-def test_a_schema_is_read_back_as_it_was_registered(registry):
-    """The raw definition, the notes and the mode come back."""
-    definition = b"  " + OLD
-    register(registry, "a", definition, description="d", created_by="me", tags=("t", "u"))
-    found = registry.schema(1)
-    assert found == registry.latest_schema("a") == registry.schema(1, 1)
-    assert found.definition == definition
-    subject, entry = found.subject, found.entry
-    assert (subject.schema_id, found.version, subject.name, entry.type) == (1, 1, "a", "avro")
-    assert (entry.description, entry.created_by, entry.tags) == ("d", "me", ("t", "u"))
-    assert (entry.created_at, subject.mode) == (7, "backward")
-
-
-def test_what_is_not_there_has_the_error_text_of_the_protocol(registry):
-    """Unknown ids, subjects and versions have the texts that clients know."""
-    register(registry, "a", OLD)
-    with pytest.raises(NotFound) as caught:
-        registry.schema(9)
-    assert str(caught.value) == "Schema not found for ID: 9"
-    with pytest.raises(NotFound, match="Schema not found for ID: 1 version: 2"):
-        registry.schema(1, 2)
-    with pytest.raises(NotFound) as caught:
-        registry.latest_schema("b")
-    assert str(caught.value) == "Schema not found for subject: b"
-    with pytest.raises(NotFound) as caught:
-        registry.versions("b\n")
-    assert str(caught.value) == "Subject not found: b\\n"
-
-
-def test_versions_and_subjects_are_listed(registry):
-    """Oldest version first, subjects by name with their latest version."""
-    register(registry, "b", b"", "int64")
-    register(registry, "a", OLD, tags=("old",))
-    register(registry, "a", NEW, tags=("new",), description="more")
-    assert [(each.version, each.entry.description) for each in registry.versions("a")] == [
-        (1, ""),
-        (2, "more"),
-    ]
-    one, two = registry.subjects()
-    assert (one.subject.name, one.version, one.entry.tags) == ("a", 2, ("new",))
-    assert (two.subject.name, two.entry.type, two.subject.mode) == ("b", "number", "backward")
-    assert [one.subject.schema_id, two.subject.schema_id] == [2, 1]
 
 
 WRONG = [

@@ -71,17 +71,6 @@ def test_each_operation_becomes_ours(value, expected, form):
     assert reader().read(form(value)) == expected
 
 
-def test_what_is_read_can_be_prepared():
-    """The codec takes each operation as it is."""
-    codec = topic_codec(COLUMNS)[0].columns.keyed.changes
-    ops = []
-    for value in (event("c", after=AFTER), event("u", after=AFTER), event("d", before=BEFORE)):
-        for raw in reader().read(value):
-            change = codec.prepare(raw.op, raw.key, raw.row)
-            ops.append((change.op, change.key, change.values[1]))
-    assert ops == [(1, 1, "new"), (2, 1, "new"), (4, 1, None)]
-
-
 def test_a_changed_key_is_named_by_the_update_of_the_old_one():
     """The row is found under its old key; what the event does not carry is not made up."""
     found = reader().read(event("u", before=BEFORE, after={"id": 2, "name": "new"}))

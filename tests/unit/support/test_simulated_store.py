@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil.errors import Conflict, FrazilError, Unavailable
-from tests.support import SimulatedClock, SimulatedCrash
+from tests.support import SimulatedClock
 from tests.support.simulated_store import FAULTS, STALL_S, SimulatedStore
 
 BODY = bytes(range(200)) * 5
@@ -132,21 +132,6 @@ def test_a_stale_list_lacks_the_new_and_has_the_deleted():
     store.fail("list", "stale_list")
     assert [meta.key for meta in store.list("")] == ["gone"]
     assert [meta.key for meta in store.list("")] == ["new"]
-
-
-def test_a_crash_comes_at_its_moment():
-    """Every moment of a put is reached in turn, and from `done` on the object is there."""
-    seen = []
-    for step in range(1, 6):
-        store = make()
-        store.crash_at(step)
-        try:
-            store.put("a/key", BODY)
-            seen.append("through")
-        except SimulatedCrash as crash:
-            seen.append(str(crash))
-        assert ("a/key" in store.objects) == (step > 2)
-    assert seen == ["put asked", "put sent", "put done", "put answered", "through"]
 
 
 def test_the_same_seed_fails_the_same_way():
