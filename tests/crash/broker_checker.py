@@ -82,7 +82,7 @@ class Broken:
         if len(self.cases[promise]) < CASES_MAX:
             self.cases[promise].append(facts)
 
-    def told(self):
+    def reported(self):
         """Return how often each was broken, with the first cases."""
         return {
             name: {"times": times, "first": self.cases[name]} for name, times in self.counts.items()
@@ -99,16 +99,16 @@ def check(history, records, cursors, letters=()):
         letters: (subscription, offset, (producer, number)) of the dead letters.
     """
     broken = Broken()
-    buried = defaultdict(dict)
+    dead_lettered = defaultdict(dict)
     for subscription, offset, record in letters:
-        buried[subscription][offset] = record
+        dead_lettered[subscription][offset] = record
     check_topic(history, records, broken)
     held = {offset: (record, key) for offset, record, key in records}
     for subscription in history.types:
         check_contents(history, subscription, held, broken)
         check_complete(history, subscription, held, cursors.get(subscription, ()), broken)
         check_settled(history, subscription, broken)
-        check_reasons(history, subscription, held, cursors, buried[subscription], broken)
+        check_reasons(history, subscription, held, cursors, dead_lettered[subscription], broken)
         for offset in history.acked[subscription]:
             if offset not in cursors.get(subscription, ()):
                 broken.note("ack forgotten", subscription=subscription, offset=offset)
@@ -116,7 +116,7 @@ def check(history, records, cursors, letters=()):
             check_order(history, subscription, broken)
         elif history.types[subscription] == "key_shared":
             check_key_order(history, subscription, held, broken)
-    return broken.told()
+    return broken.reported()
 
 
 def check_topic(history, records, broken):
@@ -179,19 +179,19 @@ def check_settled(history, subscription, broken):
         newest[stream] = max(newest.get(stream, 0), history.first_try.get(record, 0))
 
 
-def check_reasons(history, subscription, held, cursors, buried, broken):
+def check_reasons(history, subscription, held, cursors, dead_lettered, broken):
     """What is settled was acked, or is a dead letter; and only what was refused is one."""
     cursor, since = cursors.get(subscription, ()), history.subscribed[subscription]
     for offset, (record, _) in held.items():
-        is_asked_for = offset in history.acking[subscription] or offset in buried
+        is_asked_for = offset in history.acking[subscription] or offset in dead_lettered
         is_new = history.first_try.get(record, 0) >= since
         if is_new and offset in cursor and not is_asked_for:
             broken.note("settled for no reason", subscription=subscription, offset=offset)
-    for offset, record in buried.items():
+    for offset, record in dead_lettered.items():
         if offset not in history.nacking[subscription]:
-            broken.note("buried for no reason", subscription=subscription, offset=offset)
+            broken.note("dead letter for no reason", subscription=subscription, offset=offset)
         if held.get(offset, (None,))[0] != record:
-            broken.note("another record buried", subscription=subscription, offset=offset)
+            broken.note("another record in a dead letter", subscription=subscription, offset=offset)
 
 
 def check_order(history, subscription, broken):
@@ -232,8 +232,10 @@ def read_topic(data, topic):
             rows = batch.to_arrow().to_pylist()
             for offset, row in enumerate(rows, batch.offset):
                 record = name_of(row["payload"])
-                told = dict(row["attributes"])
-                assert (told["producer"], int(told["number"])) == record, f"attributes of {record}"
+                attributes = dict(row["attributes"])
+                assert (attributes["producer"], int(attributes["number"])) == record, (
+                    f"attributes of {record}"
+                )
                 found.append((offset, record, row["key"]))
         return found, engine.cursors.load(topic), engine.stats()["health"]
 
@@ -246,9 +248,9 @@ def read_letters(data, topic):
             return found
         for batch in engine.topic(topic).read("earliest"):
             for row in batch.to_arrow().to_pylist():
-                told = dict(row["attributes"])
-                subscription = told["x-original-subscription"]
-                offset = int(told["x-original-topic-offset"])
+                attributes = dict(row["attributes"])
+                subscription = attributes["x-original-subscription"]
+                offset = int(attributes["x-original-topic-offset"])
                 found.append((subscription, offset, name_of(row["payload"])))
     return found
 

@@ -9,7 +9,7 @@ holds survives every process, and only processes are killed here.
 | `sending` | producer, number | before each try of a publish, the client's own repeats included |
 | `published` | producer, number | `send` returned |
 | `unsure` | producer, number, why | `send` failed: the record may be there or not |
-| `finished` | producer, count | the producer was told to stop and has its last answer |
+| `finished` | producer, count | the producer got the request to stop and its last answer |
 | `subscribed` | subscription, type, consumer | `subscribe` returned |
 | `opening` | subscription, stream | before a stream is asked for |
 | `got` | subscription, stream, offset, record, key | a record came out of the stream |

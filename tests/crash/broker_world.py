@@ -1,4 +1,4 @@
-"""Clients of a broker in processes of their own, told to work, to drain, and to be checked."""
+"""Clients of a broker in processes of their own, with commands to work, to drain, and a check."""
 
 from __future__ import annotations
 

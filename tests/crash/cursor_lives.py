@@ -56,7 +56,7 @@ SETTINGS = DEFAULTS.model_copy(
 
 
 class Progress:
-    """What one subscription was told: what is acked, and how often others were delivered."""
+    """The progress of one subscription: acked records, and the deliveries of others."""
 
     def __init__(self, below=0):
         self.acked = set(range(below))
@@ -83,15 +83,15 @@ class Progress:
         return next(offset for offset in range(len(self.acked) + 1) if offset not in self.acked)
 
     def shown(self):
-        told = sorted(self.attempts.items()), sorted(self.dues.items())
-        return sorted(self.acked), *told
+        counted = sorted(self.attempts.items()), sorted(self.dues.items())
+        return sorted(self.acked), *counted
 
 
 def seen(cursor):
     """A cursor of the product as the model would show it."""
     offsets = set(range(cursor.acked_below)).union(*[range(*each) for each in cursor.ranges()])
-    told = sorted(cursor.attempts.items()), sorted(cursor.dues.items())
-    return sorted(offsets), *told
+    counted = sorted(cursor.attempts.items()), sorted(cursor.dues.items())
+    return sorted(offsets), *counted
 
 
 def shown(model):
@@ -353,7 +353,7 @@ class EngineLives:
         facts = engine.describe("t")
         marks = facts["watermarks"]
         require(marks["head"] >= self.head, "the head falls back", marks=marks, was=self.head)
-        require(not facts["lost"], "loss is told without damage", lost=facts["lost"])
+        require(not facts["lost"], "loss is reported without damage", lost=facts["lost"])
         require(not facts["gaps"], "gap in a commit topic", gaps=facts["gaps"])
         self.head = marks["head"]
         self.check_holds(facts)

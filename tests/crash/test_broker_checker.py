@@ -53,7 +53,7 @@ class Story:
         return set(check(History(self.events), self.records, self.cursors, self.letters))
 
 
-def told():
+def kept_story():
     """Return a story in which all promises are kept, though much went wrong.
 
     Offset 3 is a second copy of a publish without an answer; the broker dies after the delivery of
@@ -73,7 +73,7 @@ def told():
 
 
 def step(story, kind, offset):
-    """Deliver and ack an offset as `told` says."""
+    """Deliver and ack an offset as `kept_story` says."""
     if offset <= 5:
         story.get(kind, f"{kind} 1", offset)
     if offset < 5:
@@ -104,7 +104,7 @@ def without(story, *facts):
 
 def test_a_story_with_a_crash_a_nack_and_a_repeated_publish_is_right():
     """What may happen around a restart is not taken for a fault."""
-    assert told().broken() == set()
+    assert kept_story().broken() == set()
 
 
 def lose_a_record(story):
@@ -230,12 +230,12 @@ def refuse(story):
     story.note("nacking", "shared", 9)
 
 
-def bury_what_nobody_refused(story):
+def dead_letter_what_nobody_refused(story):
     """A dead letter of a record that was acked."""
     story.letters.append(("shared", 10, story.records[10][1]))
 
 
-def bury_another_record(story):
+def dead_letter_another_record(story):
     """The dead letter of a refused record has the bytes of another."""
     refuse(story)
     story.letters.append(("shared", 9, story.records[8][1]))
@@ -259,22 +259,22 @@ PLANTS = {
     overtake_a_key: {"key out of order"},
     settle_what_nobody_acked: {"settled for no reason"},
     refuse: {"settled for no reason"},
-    bury_what_nobody_refused: {"buried for no reason"},
-    bury_another_record: {"another record buried"},
+    dead_letter_what_nobody_refused: {"dead letter for no reason"},
+    dead_letter_another_record: {"another record in a dead letter"},
 }
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_the_checker_finds_what_is_planted(plant):
     """Each broken promise is found, by its name, and no other is."""
-    story = told()
+    story = kept_story()
     plant(story)
     assert story.broken() == PLANTS[plant]
 
 
 def test_a_dead_letter_is_a_reason():
     """What was refused and is a dead letter may be settled."""
-    story = told()
+    story = kept_story()
     refuse(story)
     story.letters.append(("shared", 9, story.records[9][1]))
     assert story.broken() == set()
@@ -292,7 +292,7 @@ def test_a_payload_with_one_wrong_byte_is_no_record():
 @pytest.mark.integration
 @pytest.mark.parametrize("lost", [0, 1])
 def test_the_checkers_process_reads_ledgers_and_topic(tmp_path, lost):
-    """A published record that a real topic lacks is told by the process."""
+    """A published record that a real topic lacks is reported by the process."""
     with frazil.open(tmp_path / "data", **{"log.ballast_bytes": 0}) as engine:
         topic = engine.create_topic("/default/t")
         for number in range(3):

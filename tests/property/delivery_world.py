@@ -180,7 +180,7 @@ class Letters:
             raise Unavailable("the dead-letter topic cannot be written")
         assert record.offset == letter.offset
         world.check_payload(record)
-        world.buried[letter.offset] += 1
+        world.dead_lettered[letter.offset] += 1
 
 
 class Client:
@@ -234,7 +234,7 @@ class World:
         self.numbers = 0
         self.settled, self.attempts = set(), {}
         self.ack_sent, self.dropped_seen = set(), Counter()
-        self.buried, self.seen = Counter(), Counter()
+        self.dead_lettered, self.seen = Counter(), Counter()
         self.clients = []
         self.timed_out = set()
         self.tasks = set()
@@ -305,12 +305,15 @@ class World:
         assert record.value.payload == b"%d" % record.offset, "the record of another offset"
 
     def check_reason(self, offset):
-        """A record is settled because it was acked, buried, dropped, or expired."""
+        """A record is settled because it was acked, dead_lettered, dropped, or expired."""
         is_dropped = (
             self.poison is Poison.DROP and self.seen[offset] > self.policy.max_redelivery_count
         )
         assert (
-            offset in self.ack_sent or self.buried[offset] or is_dropped or self.is_expired(offset)
+            offset in self.ack_sent
+            or self.dead_lettered[offset]
+            or is_dropped
+            or self.is_expired(offset)
         ), f"{offset} was settled for no reason, seen {self.seen[offset]} times"
 
     def is_expired(self, offset):
@@ -463,7 +466,7 @@ class World:
         self.tell("reset to", place)
         self.settled = set(range(place))
         self.attempts, self.ack_sent = {}, set()
-        self.seen, self.buried = Counter(), Counter()
+        self.seen, self.dead_lettered = Counter(), Counter()
         self.owed, self.timed_out = set(), set()
         self.refused.clear()
         self.state.holds[HOLD_PREFIX + NAME] = max(place, self.tiers.start)

@@ -1,6 +1,6 @@
 """What a subscription promises, said once more and shorter: sets and dicts, no queues, no heaps.
 
-The specification is told every input and is shown every output. It never predicts which of
+The specification takes every input and checks every output. It never predicts which of
 several right things happens next; it says for each whether it was right.
 """
 
@@ -56,7 +56,7 @@ class Specification:
         self.settled = set()
         self.counted = {}
         # Why each record was settled.
-        self.acked, self.buried, self.dropped, self.skipped = set(), set(), set(), set()
+        self.acked, self.dead_lettered, self.dropped, self.skipped = set(), set(), set(), set()
         # What clients may have in their hands since lives that are over.
         self.had, self.delivered = set(), set()
         # The topic's head: what is below it may be acked.
@@ -85,7 +85,7 @@ class Specification:
         self.attempts_max = attempts_max_of(self.policy)
         # When the last consumer came or left.
         self.changed = 0
-        self.pardoned = set()
+        self.unblocked = set()
         self.coming, self.condemned, self.reading = set(), set(), set()
         self.before_ack, self.before_nack = {}, {}
         # What was acked before this life delivered it: it may be in line by now, as new.
@@ -175,7 +175,7 @@ class Specification:
             self.condemned.add(offset)
 
     def prolong(self, offset, until):
-        """Whoever has a record has it until then."""
+        """The holder of a record has it until then."""
         if offset in self.hands:
             self.hands[offset] = (self.hands[offset][0], Until(until))
 
@@ -192,8 +192,8 @@ class Specification:
 
     def configure(self, policy, now):
         self.not_before.update(dict.fromkeys(self.blocked, now))
-        # What failed too often waits for nothing; pardoned, it may come at once or when it is due.
-        self.pardoned |= {o for o, n in self.attempts.items() if n > attempts_max_of(self.policy)}
+        # What failed too often waits for nothing; unblocked, it may come at once or when it is due.
+        self.unblocked |= {o for o, n in self.attempts.items() if n > attempts_max_of(self.policy)}
         self.policy = policy
         self.attempts_max = max(self.attempts_max, attempts_max_of(policy))
         if policy.poison is not Poison.BLOCK:
@@ -227,9 +227,9 @@ class Specification:
             assert attempt == expected, f"{offset}: attempt {attempt}, not {expected}"
             assert attempt <= self.attempts_max, f"{offset} was delivered too often"
             assert attempt <= self.counted.get(offset, 1), f"{offset}: attempt is not durable"
-            is_due = now >= self.not_before.get(offset, 0) or offset in self.pardoned
+            is_due = now >= self.not_before.get(offset, 0) or offset in self.unblocked
             assert is_due, f"{offset} came before its delay was over"
-            self.pardoned.discard(offset)
+            self.unblocked.discard(offset)
             if self.kind in LINES:
                 self._deliver_in_line(offset, member)
             else:
@@ -350,7 +350,7 @@ class Specification:
             self.settling |= set(change.offsets)
         else:
             assert change.cause is Cause.DEAD_LETTER
-            assert set(change.offsets) <= self.buried
+            assert set(change.offsets) <= self.dead_lettered
             self.settling |= set(change.offsets)
 
     def _drop(self, offset, now):
@@ -448,7 +448,7 @@ class Specification:
         """A change is on disk, whether or not its answer arrives."""
         for first, end in change.ranges:
             for offset in range(first, end):
-                why = self.acked | self.buried | self.dropped | self.skipped | self.gaps
+                why = self.acked | self.dead_lettered | self.dropped | self.skipped | self.gaps
                 assert offset in why, f"{offset} was settled for no reason"
                 self.settled.add(offset)
                 self.counted.pop(offset, None)

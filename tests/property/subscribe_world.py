@@ -244,7 +244,7 @@ class World:
             self.tell("dead letter failed", offset)
             self.dispatch.dead_letter_failed(offset, now_ms=self.now)
             return
-        self.spec.buried.add(offset)
+        self.spec.dead_lettered.add(offset)
         change = self.dispatch.dead_lettered(offset)
         self.tell("dead letter", offset, change)
         if change is not None and not change.is_empty:

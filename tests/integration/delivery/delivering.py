@@ -14,7 +14,7 @@ TOPIC = "/default/t"
 
 
 class Collector:
-    """A consumer that keeps what it gets and acks it at once, unless told otherwise."""
+    """A consumer that keeps its records and acks them at once, unless `acks` is False."""
 
     def __init__(self, subscription, number=1, name=None, *, acks=True, window=1000, filters=()):
         self.consumer_id = number

@@ -442,7 +442,7 @@ def test_a_dropped_subscription_ends_its_consumers(tmp_path):
 
 
 def test_a_deleted_topic_ends_its_subscriptions(tmp_path):
-    """Consumers hear of it, also where nobody told the deliveries."""
+    """The deletion ends the consumers, also without a call of `forget_topic`."""
 
     async def work(db, deliveries, _settings):
         db.create_topic("t").append_many(payloads(5))

@@ -10,7 +10,7 @@ from tests.integration.delivery.delivering import TOPIC, Collector, opened, run,
 from tests.integration.delivery.test_delivery_faults import letters
 
 
-def test_letters_that_cannot_be_written_are_told_once(tmp_path, caplog, monkeypatch):
+def test_a_dead_letter_that_cannot_be_written_is_logged_once(tmp_path, caplog, monkeypatch):
     """However many wait and however often each is tried, the reason is in the log once."""
     tries = []
     publish = DeadLetterPublisher.publish
@@ -31,8 +31,8 @@ def test_letters_that_cannot_be_written_are_told_once(tmp_path, caplog, monkeypa
         for offset in range(5):
             await consumer.nack(offset)
         await until(lambda: min(tries.count(offset) for offset in range(5)) >= 4)
-        told = [each.facts for each in caplog.records if each.message == "dead_letter_failed"]
-        assert [each["subscription"] for each in told] == ["s"]
+        logged = [each.facts for each in caplog.records if each.message == "dead_letter_failed"]
+        assert [each["subscription"] for each in logged] == ["s"]
         await asyncio.to_thread(db.delete_topic, "dead")
         await until(lambda: db.cursors.load(TOPIC)["s"].acked_below == 5)
 

@@ -185,7 +185,7 @@ def test_records_that_expired_before_another_delivery_are_passed(tmp_path):
 
 
 def test_a_dead_letter_of_the_largest_record_fits(tmp_path):
-    """What is told of the failure comes on top of what a message may have."""
+    """The attributes of the failure come on top of a message's limits."""
 
     async def work(db, deliveries, settings):
         topic = db.create_topic("t")
@@ -224,7 +224,7 @@ def test_a_dead_letter_is_synced_before_its_record_is_settled(tmp_path):
 
 
 def test_dead_letters_make_no_namespace(tmp_path):
-    """One that is gone keeps its letters waiting, told and unlost, until it is back."""
+    """Dead letters wait for a namespace that is gone, and `paused` says so, until it is back."""
 
     async def work(db, deliveries, settings):
         db.create_topic("t").append(b"x")
@@ -306,7 +306,7 @@ def test_what_was_not_kept_is_a_dead_letter_with_its_payload(tmp_path, monkeypat
 
 
 def test_a_feed_goes_with_its_last_subscription(tmp_path):
-    """Topics that come and go leave nothing behind, whoever notices their end first."""
+    """Topics that come and go leave nothing, whether a feed or the deliveries notice the end first."""
 
     async def work(db, deliveries, _settings):
         for number in range(5):

@@ -149,7 +149,7 @@ def test_a_consumer_of_the_same_name_takes_over(db):
 
 
 @pytest.mark.parametrize("how", ["delete", "remove", "close"])
-def test_who_waits_is_told_what_ended_it(tmp_path, how):
+def test_a_waiting_consumer_gets_the_error_that_ended_it(tmp_path, how):
     """Deleting the topic, removing the subscription or closing the engine wakes the consumer."""
     db = open_small(tmp_path)
     topic = filled(db, 2)
@@ -200,7 +200,7 @@ def test_nobody_waits_for_ever_for_an_engine_that_closes(tmp_path):
             assert isinstance(end(), Closed)
 
 
-def test_a_disk_that_fails_is_told_to_consumers(tmp_path):
+def test_a_disk_that_fails_is_an_error_for_consumers(tmp_path):
     """The ack that met it is in doubt, others are refused with the cause; closing ends."""
     files = FailsWhenTold()
     with open_small(tmp_path, file_system=files) as db:

@@ -131,7 +131,7 @@ def test_a_cancelled_wait_loses_no_record(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["delete", "remove", "close", "leave"])
-def test_who_waits_is_told_what_ended_it(tmp_path, how):
+def test_a_waiting_consumer_gets_the_error_that_ended_it(tmp_path, how):
     """The end of the topic, the subscription or the engine is an error; closing is none."""
 
     async def work(db, topic):

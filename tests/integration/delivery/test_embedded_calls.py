@@ -83,7 +83,7 @@ def test_bytes_are_counted_once_wherever_they_are(db):
 
 @pytest.mark.parametrize(("to", "expected"), [("earliest", 0), ("latest", 10), (7, 7), ("time", 5)])
 def test_a_subscription_is_put_somewhere_else(tmp_path, to, expected):
-    """By word, offset or time, back or ahead; it stays there, whoever consumes or not."""
+    """By word, offset or time, back or ahead; it stays there with consumers and without."""
     with open_small(tmp_path) as db:
         topic = filled(db, 5)
         time.sleep(0.01)

@@ -235,7 +235,7 @@ def test_what_a_delivery_said_may_be_said_again(db):
 
 
 def test_acks_of_many_settle_what_they_can(db):
-    """One delivery among others that is over is told, and the others are settled all the same."""
+    """The ack reports a delivery that is over, and settles the others all the same."""
     topic = filled(db, 4)
     policy = {"base_redelivery_delay_ms": 3_600_000, "max_redelivery_delay_ms": 3_600_000}
     with topic.subscribe("s", start="earliest", policy=policy) as stream:

@@ -131,6 +131,6 @@ def test_rows_without_a_key_cannot_be_shared_by_key(db):
     ],
 )
 def test_each_type_of_key_has_a_text(value, text):
-    """Keys are told as people write them, and those of several columns are not mixed up."""
+    """A key is its value as people write it, and keys of several columns are not mixed up."""
     assert key_of_row({"a": value}, ["a"]) == text
     assert key_of_row({"a": value, "b": '","'}, ["b", "a"]) == f'["\\",\\"","{text}"]'

@@ -1,4 +1,4 @@
-"""A dispatch with a journal that answers when told to, for tests that read like a story."""
+"""A dispatch with a journal that answers on request, for tests that read like a story."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Desk:
         for change in changes:
             self.dispatch.failed(change, now_ms=self.now)
 
-    def told(self):
-        """Return what else was asked or told, and forget it."""
+    def reported(self):
+        """Return the other actions, and forget them."""
         others, self.others = self.others, []
         return others

@@ -31,7 +31,7 @@ def delivered(kind=EXCLUSIVE, count=3, **options):
 
 
 def kinds(desk):
-    return [each.kind for each in desk.told()]
+    return [each.kind for each in desk.reported()]
 
 
 def test_acks_below_the_head_count_and_others_have_no_effect():
@@ -113,15 +113,15 @@ def test_no_redeliveries_means_that_the_first_nack_exhausts():
     desk = delivered(max_redelivery_count=0, **DEAD)
     desk.nack(0, reason="bad payload")
     desk.poll()
-    assert desk.told() == []
+    assert desk.reported() == []
     desk.sync()
     desk.poll()
-    assert desk.told() == [DeadLetter(0, 1, "bad payload")]
+    assert desk.reported() == [DeadLetter(0, 1, "bad payload")]
     desk.dispatch.dead_letter_failed(0, now_ms=desk.now)
     desk.poll(999)
-    assert desk.told() == []
+    assert desk.reported() == []
     desk.poll(1)
-    assert desk.told() == [DeadLetter(0, 1, "bad payload")]
+    assert desk.reported() == [DeadLetter(0, 1, "bad payload")]
     change = desk.dispatch.dead_lettered(0)
     assert (change.cause, change.ranges) == (Cause.DEAD_LETTER, [(0, 1)])
     assert desk.dispatch.cursor == Cursor(0)
@@ -136,10 +136,10 @@ def test_a_dead_letter_is_settled_although_the_journal_refused_once():
     desk.nack(0)
     desk.sync()
     desk.poll()
-    desk.told()
+    desk.reported()
     desk.dispatch.failed(desk.dispatch.dead_lettered(0), now_ms=desk.now)
     desk.poll(1_000)
-    assert desk.told() == []
+    assert desk.reported() == []
     assert desk.changes[0].cause is Cause.DEAD_LETTER
     desk.sync()
     assert desk.dispatch.cursor == Cursor(1)
@@ -152,7 +152,7 @@ def test_drop_settles_with_the_last_failure():
     assert (change.cause, change.ranges) == (Cause.DROP, [(0, 1)])
     desk.sync()
     desk.poll()
-    (notice,) = desk.told()
+    (notice,) = desk.reported()
     assert (notice.kind, notice.offset, notice.reason) == (NoticeKind.DROPPED, 0, "bad")
     assert desk.dispatch.cursor == Cursor(1)
 
@@ -186,14 +186,14 @@ def test_another_policy_judges_blocked_records_anew():
     desk.nack(0, reason="worse")
     desk.sync()
     desk.poll()
-    desk.told()
+    desk.reported()
     desk.dispatch.configure(
         FailurePolicy(max_redelivery_count=1, **DEAD),
         Limits(max_unacked_messages=5),
         now_ms=desk.now,
     )
     desk.poll()
-    assert DeadLetter(0, 2, "worse") in desk.told()
+    assert DeadLetter(0, 2, "worse") in desk.reported()
 
 
 @pytest.mark.parametrize("poison", list(Poison))
@@ -207,7 +207,7 @@ def test_clients_that_go_fail_no_record_for_good(poison):
         desk.sync()
         got += desk.poll()
         assert got == [(consumer, offset, 2) for offset in (0, 1, 2)]
-    assert desk.told() == []
+    assert desk.reported() == []
     assert len(desk.ack(0, 1, 2).offsets) == 3
 
 
@@ -241,7 +241,7 @@ def test_a_refused_ack_after_the_record_was_passed_over_delivers_it():
     assert desk.poll() == [(1, 0, 2)]
 
 
-def test_an_ack_before_the_burial_prevents_it():
+def test_an_ack_before_the_dead_letter_prevents_it():
     """A record that a late ack settled is not published as a dead letter."""
     desk = delivered(max_redelivery_count=0, **DEAD)
     desk.nack(0)
@@ -249,5 +249,5 @@ def test_an_ack_before_the_burial_prevents_it():
     desk.ack(0)
     desk.sync()
     desk.poll(10_000)
-    assert desk.told() == []
+    assert desk.reported() == []
     assert desk.dispatch.cursor == Cursor(1)

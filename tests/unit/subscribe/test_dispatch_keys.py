@@ -61,7 +61,7 @@ def test_block_stops_one_key():
     desk.ack(1)
     desk.sync()
     assert desk.offsets() == [3]
-    assert [each.kind for each in desk.told()] == [NoticeKind.BLOCKED]
+    assert [each.kind for each in desk.reported()] == [NoticeKind.BLOCKED]
     desk.ack(0)
     desk.sync()
     assert desk.offsets() == [2]

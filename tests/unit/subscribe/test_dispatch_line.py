@@ -86,7 +86,7 @@ def test_a_standby_is_promoted_when_the_active_consumer_is_gone():
     desk.poll()
     desk.sync()
     assert desk.poll() == [(2, 0, 2), (2, 1, 2), (2, 2, 1)]
-    assert desk.told() == [Notice(NoticeKind.PROMOTED)]
+    assert desk.reported() == [Notice(NoticeKind.PROMOTED)]
     assert desk.dispatch.status().active_id == 2
     desk.attach(1)
     desk.feed(1)
@@ -97,7 +97,7 @@ def test_a_standby_is_promoted_when_the_active_consumer_is_gone():
 
 
 def test_what_is_held_is_bounded():
-    """The reader is told how much it may bring."""
+    """The reader learns how much it may bring."""
     desk = Desk(EXCLUSIVE, limits={"held_max": 7})
     assert desk.dispatch.room == 7
     desk.feed(7)
@@ -152,4 +152,4 @@ def test_an_active_consumer_that_subscribes_again_stays_active():
     desk.poll()
     desk.sync()
     assert desk.poll() == [(1, 0, 2)]
-    assert desk.told() == []
+    assert desk.reported() == []

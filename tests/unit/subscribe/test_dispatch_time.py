@@ -28,7 +28,7 @@ def timed_out(desk, after_ms):
 
 
 def test_a_record_that_is_prolonged_stays_until_then():
-    """Others of the same delivery time out when they would; the time is told beforehand."""
+    """Others of the same delivery time out when they would; `overdue` returns them beforehand."""
     desk = desk_with(1)
     desk.dispatch.prolong(1, until_ms=2_500)
     assert desk.dispatch.due_ms() == 1_000
@@ -70,7 +70,7 @@ def test_only_what_is_with_a_consumer_can_be_prolonged():
     assert timed_out(desk, 500) == [0, 1]
 
 
-def test_what_is_overdue_is_told_before_it_counts():
+def test_overdue_records_are_returned_before_they_count():
     """Looking changes nothing; what is not prolonged then fails with the next poll."""
     desk = desk_with(1, 2)
     desk.dispatch.prolong(2, until_ms=900)

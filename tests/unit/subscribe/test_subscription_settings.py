@@ -155,7 +155,7 @@ def test_changes_of_different_fields_at_the_same_time_are_all_kept(place):
 
 
 def test_a_deleted_topic_takes_its_settings_along(place):
-    """What was set for it is gone, durably, also if the process ended before it was told."""
+    """What was set for it is gone, durably, also if the process ended before it learned of that."""
     with place.open() as engine:
         first, second, third = (uid_of(engine.create_topic(name)) for name in ("a", "b", "c"))
         settings = loaded(engine)
@@ -165,7 +165,7 @@ def test_a_deleted_topic_takes_its_settings_along(place):
         engine.delete_topic("a")
         settings.forget_topic(first)
         assert settings.find(first, "s") is settings.find(first, "s2") is None
-        # Nobody is told of this one.
+        # Nobody learns of this one.
         engine.delete_topic("b")
     with place.open() as engine:
         settings = loaded(engine)

@@ -1,4 +1,4 @@
-"""Acts of administration are done to their end and told with what came of them."""
+"""Acts of administration are done to their end and logged with their result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALL = FakeCall("/danube_admin.TopicAdmin/DeleteTopic")
         (KeyError("a bug's own text"), "INTERNAL"),
     ],
 )
-def test_an_act_that_fails_is_told_with_its_status(caplog, error, status):
+def test_an_act_that_fails_is_logged_with_its_status(caplog, error, status):
     """The error is the caller's, the event has the status and nothing of the error's text."""
 
     async def work():
@@ -49,8 +49,8 @@ def test_an_act_that_fails_is_told_with_its_status(caplog, error, status):
     )
 
 
-def test_an_act_whose_caller_has_gone_is_told_when_it_is_done(caplog):
-    """It goes on; whoever was named at its beginning did it."""
+def test_an_act_whose_caller_has_gone_is_logged_when_it_is_done(caplog):
+    """It goes on; the event names the principal of its beginning."""
 
     async def scene():
         acts, may_end = Acts(), asyncio.Event()

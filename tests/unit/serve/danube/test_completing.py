@@ -1,4 +1,4 @@
-"""Work goes on without its caller; then a refusal is nobody's, and a bug is told."""
+"""Work goes on without its caller; then a refusal is dropped, and a bug is reported."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from frazil.serve.grpc.router import outcome, to_its_end
 REFUSALS = [NotFound("no such topic"), Refused(Status(Code.ALREADY_EXISTS, "there is one"))]
 
 
-def told_of(scene):
-    """Run a scene; return what the loop was told of errors that nobody took."""
-    told = []
+def reports_of(scene):
+    """Run a scene; return the loop's reports of errors that nobody took."""
+    reports = []
 
     async def main():
         asyncio.get_running_loop().set_exception_handler(
-            lambda _loop, context: told.append(context)
+            lambda _loop, context: reports.append(context)
         )
         await scene()
         gc.collect()
@@ -29,11 +29,11 @@ def told_of(scene):
 
     asyncio.run(main())
     gc.collect()
-    return told
+    return reports
 
 
 async def left(waiting, may_end):
-    """Cancel who waits, then let the work end."""
+    """Cancel the waiting caller, then let the work end."""
     caller = asyncio.create_task(waiting)
     await asyncio.sleep(0)
     caller.cancel()
@@ -46,7 +46,7 @@ async def left(waiting, may_end):
 
 @pytest.mark.parametrize("is_task", [True, False])
 @pytest.mark.parametrize("error", [*REFUSALS, KeyError("a bug")])
-def test_only_a_bug_is_told_when_the_caller_has_gone(error, is_task):
+def test_only_a_bug_is_reported_when_the_caller_has_gone(error, is_task):
     """The work is done to its end; its refusal is not taken for an error that nobody handled."""
     done = []
 
@@ -61,14 +61,14 @@ def test_only_a_bug_is_told_when_the_caller_has_gone(error, is_task):
         waiting = to_its_end(work()) if is_task else outcome(asyncio.ensure_future(work()))
         await left(waiting, may_end)
 
-    told = told_of(scene)
+    reports = reports_of(scene)
     assert done == [True]
-    assert [context["exception"] for context in told] == ([] if error in REFUSALS else [error])
+    assert [context["exception"] for context in reports] == ([] if error in REFUSALS else [error])
 
 
 @pytest.mark.parametrize("error", [*REFUSALS, KeyError("a bug")])
-def test_who_waits_gets_what_came_of_it(error):
-    """A result is returned and an error raised, and the loop is told of neither."""
+def test_a_waiting_caller_gets_the_result(error):
+    """A result is returned and an error raised, and the loop reports neither."""
 
     async def fails():
         raise error
@@ -82,4 +82,4 @@ def test_who_waits_gets_what_came_of_it(error):
             await to_its_end(fails())
         assert caught.value is error
 
-    assert told_of(scene) == []
+    assert reports_of(scene) == []

@@ -72,7 +72,7 @@ def test_a_call_words_some_errors_itself(wording, cls, code, text):
     assert status.text.startswith(f"{text}why")
 
 
-def test_facts_of_the_caller_are_told():
+def test_facts_of_the_caller_are_in_the_text():
     """The caller hears which value of his was wrong."""
     assert status_of(errors.NotFound("no such topic", topic="/n/t")).text == (
         "no such topic (topic=/n/t)"
@@ -80,7 +80,7 @@ def test_facts_of_the_caller_are_told():
 
 
 def test_facts_of_the_server_stay_here():
-    """Files and causes are not told; whether a write may have happened is."""
+    """Files and causes are left out; whether a write may have happened is not."""
     error = errors.Unavailable(
         "segment sync failed", path="/data/journal/7", cause="EIO", outcome="unknown"
     )

@@ -139,7 +139,7 @@ def test_a_part_excludes_the_whole_topic_and_is_listed(tmp_path):
 
 
 def test_parts_behind_a_gap_are_topics_of_their_own(tmp_path):
-    """Parts count from the first one without a gap, whoever deletes one in between."""
+    """Parts count from the first one up to the first gap."""
 
     async def scene(topics, engine):
         for index in (0, 1, 2, 4):

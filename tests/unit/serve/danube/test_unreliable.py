@@ -257,7 +257,7 @@ def test_memory_is_bounded_in_bytes():
 
 
 def test_another_stream_of_a_consumer_takes_its_place():
-    """The old one is told and gets nothing more; what waited goes to the new one."""
+    """The old stream ends as displaced; waiting records go to the new one."""
 
     async def scene(world):
         subscription = world.open("/default/t", "s", kind=EXCLUSIVE)
@@ -274,7 +274,7 @@ def test_another_stream_of_a_consumer_takes_its_place():
 
 
 def test_an_idle_subscription_goes_and_a_used_one_stays():
-    """Without a consumer for its time it is removed and told so; a consumer keeps it."""
+    """Without a consumer for its time it is removed and `on_idle` is called; a consumer keeps it."""
 
     async def scene(world):
         gone = []
@@ -296,7 +296,7 @@ def test_an_idle_subscription_goes_and_a_used_one_stays():
 
 
 def test_a_deleted_topic_ends_its_streams():
-    """They are told why, and records find nobody."""
+    """They end with the reason, and records find nobody."""
 
     async def scene(world):
         subscription = world.open("/default/t", "s", kind=EXCLUSIVE)
