@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from frazil.errors import Conflict, InvalidRequest, NotFound
 from frazil.model import full_topic_name, topic_uid
@@ -18,15 +19,15 @@ from frazil.subscribe.stream import Request, Stream, checked_wait
 from frazil.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from frazil.subscribe.cursors import Cursors
-    from frazil.subscribe.deliveries import Deliveries
     from frazil.subscribe.runtime import Subscribing
     from frazil.topic import Instance, Start, TopicRuntime
 
 __all__ = ["PREFETCH", "PREFETCH_BYTES", "Subscriptions"]
 
+T = TypeVar("T")
 PREFETCH: Final = 100
 PREFETCH_BYTES: Final = 4 << 20
 
@@ -135,12 +136,9 @@ class Subscriptions:
             raise Conflict("subscription exists", topic=full_topic_name(topic), subscription=name)
         for runtime in runtimes:
             self._cursors.check_new(runtime, name)
-
-        async def make(deliveries: Deliveries) -> None:
-            for runtime in runtimes:
-                await deliveries.open(runtime.name, name, kind=kind, start=start)
-
-        self.runtime.call(make)
+        self.runtime.call(
+            lambda all_: _of_each(partial(all_.open, kind=kind, start=start), runtimes, name)
+        )
 
     def drop(self, topic: str, name: str) -> None:
         """Remove a subscription; durable on return. Its consumers end, its records may go.
@@ -149,12 +147,7 @@ class Subscriptions:
             NotFound: if there is no such topic or subscription.
         """
         runtimes = self._having(topic, name)
-
-        async def end(deliveries: Deliveries) -> None:
-            for runtime in runtimes:
-                await deliveries.drop(runtime.name, name)
-
-        self.runtime.call(end)
+        self.runtime.call(lambda all_: _of_each(all_.drop, runtimes, name))
 
     def reset(self, topic: str, name: str, to: Start) -> dict[str, int]:
         """Put a subscription back or ahead; durable on return, which has the offset by topic.
@@ -169,14 +162,7 @@ class Subscriptions:
         check_stored(self._engine, self._runtimes(topic))
         runtimes = self._having(topic, name)
         _check_start(runtimes, to)
-
-        async def put(deliveries: Deliveries) -> dict[str, int]:
-            found: dict[str, int] = {}
-            for runtime in runtimes:
-                found[runtime.name] = await deliveries.reset(runtime.name, name, to)
-            return found
-
-        return self.runtime.call(put)
+        return self.runtime.call(lambda all_: _of_each(all_.reset, runtimes, name, to))
 
     def policy(self, topic: str, name: str) -> FailurePolicy:
         """Return what happens to failed deliveries of a subscription.
@@ -234,6 +220,13 @@ class Subscriptions:
         if not found:
             raise NotFound("no such subscription", topic=full_topic_name(topic), subscription=name)
         return found
+
+
+async def _of_each(
+    work: Callable[..., Awaitable[T]], runtimes: Sequence[TopicRuntime], *given: Any
+) -> dict[str, T]:
+    """Do something to the subscription of each part; return the results by the part's name."""
+    return {runtime.name: await work(runtime.name, *given) for runtime in runtimes}
 
 
 def _check_start(runtimes: Sequence[TopicRuntime], start: Start) -> None:

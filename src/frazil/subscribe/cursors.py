@@ -50,6 +50,9 @@ RETRY_S: Final = 0.01
 ROOM_WAIT_S: Final = 5.0
 """How long a change waits for room in the journal's queue before it is refused."""
 
+ONE_BY_ONE: Final = (Overloaded, NotFound, InvalidRequest)
+"""Errors of one change: the others of its frame are written without it."""
+
 CursorCopies = dict[tuple[int, str], CursorState]
 Answer = Callable[[FrazilError | None], None]
 _Waiting = tuple[list[Change], Answer]
@@ -265,16 +268,14 @@ class CursorWriter:
         self._loop = loop
         self._settling: list[Callable[[], None]] = []
         self._waiting: dict[TopicRuntime, list[_Waiting]] = {}
-        self._is_scheduled = False
 
     def settle_soon(self, settle: Callable[[], None]) -> None:
         """Call `settle` in the next turn, before the changes that it adds are written."""
-        self._settling.append(settle)
         self._schedule()
+        self._settling.append(settle)
 
     def _schedule(self) -> None:
-        if not self._is_scheduled:
-            self._is_scheduled = True
+        if not self._settling and not self._waiting:
             self._loop.call_soon(self._flush)
 
     def add(self, runtime: TopicRuntime, name: str, change: DispatchChange, answer: Answer) -> None:
@@ -303,11 +304,10 @@ class CursorWriter:
         return [*written, delayed(name, *dues)] if dues else written
 
     def _flush(self) -> None:
-        settling, self._settling = self._settling, []
-        for settle in settling:
+        for settle in self._settling:
             settle()
+        self._settling = []
         waiting, self._waiting = self._waiting, {}
-        self._is_scheduled = False
         deadline = self._loop.time() + ROOM_WAIT_S
         is_alone = len(waiting) == 1
         for runtime, some in waiting.items():
@@ -332,12 +332,6 @@ class CursorWriter:
                     answer(error)
                 return
             self._loop.call_later(RETRY_S, self._submit, runtime, some, deadline)
-        except (NotFound, InvalidRequest) as error:
-            if len(some) == 1:
-                waiter.set_exception(error)
-                return
-            # One of them is of a subscription that was dropped.
-            self._submit_each(runtime, some)
         except FrazilError as error:
             waiter.set_exception(error)
 
@@ -372,8 +366,8 @@ class _FrameWaiter:
             answer(None)
 
     def set_exception(self, error: Any) -> None:
-        if isinstance(error, Overloaded) and len(self._changes) > 1:
-            # One subscription is at a bound of its cursor, and the whole frame was refused.
+        if isinstance(error, ONE_BY_ONE) and len(self._changes) > 1:
+            # One subscription was dropped, or is at a bound of its cursor: its frame was refused.
             self._one_by_one(self._changes)
             return
         for _change, answer in self._changes:

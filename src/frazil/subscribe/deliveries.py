@@ -157,9 +157,8 @@ class Deliveries:
             try:
                 offset = await asyncio.to_thread(self._place, runtime, name, to)
                 cursor = await asyncio.to_thread(self._load, runtime, name)
-                if not self._is_closed:
-                    stored = self._settings.get(topic_uid(runtime.state.spec), name)
-                    dispatch = self._dispatch(stored, cursor)
+                stored = self._settings.get(topic_uid(runtime.state.spec), name)
+                dispatch = self._dispatch(stored, cursor)
             finally:
                 self._go_on(found, dispatch)
             return offset

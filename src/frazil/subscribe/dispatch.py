@@ -601,13 +601,11 @@ class Dispatch:
 
     # -- time ------------------------------------------------------------------------------------
 
-    def configure(
-        self, policy: FailurePolicy, limits: Limits | None = None, *, now_ms: int
-    ) -> None:
+    def configure(self, policy: FailurePolicy, limits: Limits, *, now_ms: int) -> None:
         """Set another policy, and other limits; blocked records are judged by it anew."""
         self._policy = policy
         self._attempts_max = policy.attempts_max
-        self._limits = limits or self._limits
+        self._limits = limits
         self._timeout_ms = now_ms if policy.ack_timeout_ms else None
         for record in sorted(self._blocked.values(), key=lambda each: each.offset):
             if policy.poison is not Poison.BLOCK or record.attempt <= self._attempts_max:

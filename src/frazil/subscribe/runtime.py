@@ -144,11 +144,10 @@ class Subscribing:
         Raises:
             Closed: if the engine is closed.
         """
-        deliveries = self.start()
         done: Future[T] = Future()
         # Nobody takes it back: what is begun is carried to its end.
         done.set_running_or_notify_cancel()
-        self.give(_spawn, make, deliveries, done)
+        self.give(_spawn, make, self.start(), done)
         return done
 
     def call(self, make: Callable[[Deliveries], Coroutine[Any, Any, T]]) -> T:

@@ -15,10 +15,11 @@ class Desk:
         self.head = 0
         self.changes = []
         self.others = []
+        self.limits = Limits(**({"max_unacked_messages": 100} | (limits or {})))
         self.dispatch = Dispatch(
             kind,
             policy=FailurePolicy(**policy),
-            limits=Limits(**({"max_unacked_messages": 100} | (limits or {}))),
+            limits=self.limits,
             cursor=cursor,
             attempts=attempts or {},
         )

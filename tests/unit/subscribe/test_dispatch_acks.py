@@ -181,7 +181,7 @@ def test_another_policy_judges_blocked_records_anew():
     desk.nack(1)
     desk.sync()
     desk.poll()
-    desk.dispatch.configure(FailurePolicy(max_redelivery_count=1), now_ms=desk.now)
+    desk.dispatch.configure(FailurePolicy(max_redelivery_count=1), desk.limits, now_ms=desk.now)
     assert desk.poll() == [(1, 0, 2), (1, 1, 2)]
     desk.nack(0, reason="worse")
     desk.sync()

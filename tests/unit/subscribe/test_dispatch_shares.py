@@ -85,7 +85,7 @@ def test_a_policy_that_shrinks_delivers_what_was_taken_back():
     desk.sync()
     assert desk.poll() == [(1, 0, 2)]
     policy = desk.dispatch._policy
-    desk.dispatch.configure(type(policy)(max_redelivery_count=0), now_ms=desk.now)
+    desk.dispatch.configure(type(policy)(max_redelivery_count=0), desk.limits, now_ms=desk.now)
     desk.dispatch.take_back(1, [0])
     assert desk.poll() == [(1, 0, 2)]
     assert desk.dispatch.status().unacked_bytes == 10

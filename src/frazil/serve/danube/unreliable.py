@@ -20,13 +20,13 @@ from frazil.clock import SystemClock
 from frazil.errors import FrazilError, NotFound
 from frazil.subscribe import (
     RECORD_OVERHEAD_BYTES,
+    Action,
     Change,
     Deliver,
     Dispatch,
     FailurePolicy,
     Limits,
     Notice,
-    NoticeKind,
     Record,
     SubscriptionType,
     size_of,
@@ -70,7 +70,6 @@ class Unreliable:
         self._clock = SystemClock()
         self._topics: dict[str, dict[str, UnreliableSubscription]] = {}
         self._due: dict[UnreliableSubscription, None] = {}
-        self._is_scheduled = False
 
     def publish(self, topic: Topic, record: Message) -> None:
         """Give a message to the topic's subscriptions; streams get it in the loop's next turn.
@@ -132,10 +131,9 @@ class Unreliable:
 
     def schedule(self, subscription: UnreliableSubscription) -> None:
         """Deliver in the next turn of the loop, once for all records of this turn."""
-        self._due[subscription] = None
-        if not self._is_scheduled:
-            self._is_scheduled = True
+        if not self._due:
             self.loop.call_soon(self._flush)
+        self._due[subscription] = None
 
     def expired(self, subscription: UnreliableSubscription) -> None:
         """Remove a subscription that nobody uses."""
@@ -152,7 +150,6 @@ class Unreliable:
                 del self._topics[subscription.topic]
 
     def _flush(self) -> None:
-        self._is_scheduled = False
         due, self._due = self._due, {}
         for subscription in due:
             subscription.run()
@@ -173,7 +170,6 @@ class UnreliableSubscription:
         self._fresh: list[Record] = []
         """Records of this turn."""
         self._bytes_queued = 0
-        self._timer: asyncio.TimerHandle | None = None
         self._clear()
         self._set_idle_timer()
 
@@ -222,9 +218,7 @@ class UnreliableSubscription:
     def _join(self, consumer_id: int, name: str, filters: Iterable[str]) -> None:
         self._dispatch.attach(consumer_id, name=name, filters=filters, now_ms=0)
         self._names[consumer_id] = name
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
     def detach(self, consumer: Consumer) -> None:
         """Remove a consumer, if it still takes part."""
@@ -253,9 +247,7 @@ class UnreliableSubscription:
 
     def end(self, error: FrazilError | None) -> None:
         """Remove all consumers; their streams end with `error`, if there is one."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         streams, self._streams, self._names = self._streams, {}, {}
         self._clear()
         for stream in streams.values():
@@ -296,21 +288,26 @@ class UnreliableSubscription:
             )
         while actions := dispatch.poll(0):
             for action in actions:
-                if isinstance(action, Deliver):
-                    world.delivered += len(action.offsets)
-                    # Before it is written: the stream may ask for more in that call.
-                    change = dispatch.ack(action.offsets, head=dispatch.offset_next)
-                    assert change is not None
-                    dispatch.confirmed(change, now_ms=0)
-                    self._streams[action.consumer_id].deliver(action.values, None)
-                elif isinstance(action, Change):
-                    dispatch.confirmed(action, now_ms=0)
-                elif isinstance(action, Notice) and action.kind is NoticeKind.SKIPPED:
-                    world.unheard += action.records or 0
+                self._act(action)
         world.bytes_queued += dispatch.held_bytes - self._bytes_queued
         self._bytes_queued = dispatch.held_bytes
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _act(self, action: Action) -> None:
+        dispatch, world = self._dispatch, self._world
+        if isinstance(action, Deliver):
+            world.delivered += len(action.offsets)
+            # Before it is written: the stream may ask for more in that call.
+            change = dispatch.ack(action.offsets, head=dispatch.offset_next)
+            assert change is not None
+            dispatch.confirmed(change, now_ms=0)
+            self._streams[action.consumer_id].deliver(action.values, None)
+        elif isinstance(action, Change):
+            dispatch.confirmed(action, now_ms=0)
+        elif isinstance(action, Notice):
+            # Only skipped records are reported without a journal, and counted.
+            world.unheard += action.records or 0
 
     def _clear(self) -> None:
         """Drop the queue."""
