@@ -435,11 +435,7 @@ def chunk_of(
 
 def size_of(message: Message) -> int:
     """Return about how many bytes a message has: payload, key, names and attributes."""
-    size = len(message.payload)
-    if message.key:
-        size += len(message.key)
-    if message.producer_name:
-        size += len(message.producer_name)
+    size = len(message.payload) + len(message.key or "") + len(message.producer_name or "")
     if message.attributes:
         size += sum(len(name) + len(value) + 64 for name, value in message.attributes.items())
     return size

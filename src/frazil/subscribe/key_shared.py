@@ -62,7 +62,6 @@ class KeySharedDispatcher:
         """Add a consumer; it gets keys that have no owner."""
         self._members[member.name] = member
         for key in [key for key in self._unmatched if member.accepts(key)]:
-            del self._unmatched[key]
             self._offer(key)
 
     def leave(self, member: Member) -> None:
@@ -79,8 +78,7 @@ class KeySharedDispatcher:
         """Offer the records that were queued for a consumer that is gone."""
         waiting = sorted({*member.ready, *member.new})
         member.ready, member.new = [], []
-        for offset in waiting:
-            record = self._records.get(offset)
+        for record in map(self._records.get, waiting):
             if record is not None:
                 self._offer(record.key)
 

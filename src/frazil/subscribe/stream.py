@@ -355,9 +355,9 @@ class Part:
             attempt=delivery.attempt,
         )
 
-    def _ack(self, deliveries: list[Delivery], done: Answer) -> None:
+    def _ack(self, done: Answer, deliveries: list[Delivery]) -> None:
         subscription = self.subscription
-        if subscription.postpone(partial(self._ack, deliveries, done)):
+        if subscription.postpone(partial(self._ack, done, deliveries)):
             return
         refusal, settled = None, deliveries
         if not self._all_stand(deliveries):
@@ -397,9 +397,9 @@ class Part:
             and subscription.all_stand(self, offsets, [each.attempt for each in deliveries])
         )
 
-    def _nack(self, delivery: Delivery, done: Answer, delay_ms: int, reason: str) -> None:
+    def _nack(self, done: Answer, delivery: Delivery, delay_ms: int, reason: str) -> None:
         subscription = self.subscription
-        if subscription.postpone(partial(self._nack, delivery, done, delay_ms, reason)):
+        if subscription.postpone(partial(self._nack, done, delivery, delay_ms, reason)):
             return
         refusal = None
         if delivery.outcome not in {Outcome.NACKING, Outcome.NACKED}:
@@ -411,8 +411,8 @@ class Part:
         answer = partial(_answer_nack, delivery, done)
         subscription.nack(delivery.offset, answer, delay_ms=delay_ms, reason=reason)
 
-    def _extend(self, delivery: Delivery, done: Answer, time_ms: int) -> None:
-        if self.subscription.postpone(partial(self._extend, delivery, done, time_ms)):
+    def _extend(self, done: Answer, delivery: Delivery, time_ms: int) -> None:
+        if self.subscription.postpone(partial(self._extend, done, delivery, time_ms)):
             return
         refusal = self._stale(delivery)
         if refusal is None:
@@ -441,22 +441,22 @@ class Part:
 
     def ack(self, deliveries: list[Delivery]) -> Future[None]:
         """Settle records; the future is done when all are durable, or with why some were not."""
-        answer, done = _answer()
-        self._subscribing.give(self._ack, deliveries, done)
-        return answer
+        return self._ask(self._ack, deliveries)
 
     def nack(self, delivery: Delivery, delay_s: float, reason: str) -> Future[None]:
         """Give a record back; the future is done when that is durable."""
-        delay_ms = _milliseconds(delay_s, "delay_s")
-        answer, done = _answer()
-        self._subscribing.give(self._nack, delivery, done, delay_ms, reason)
-        return answer
+        return self._ask(self._nack, delivery, _milliseconds(delay_s, "delay_s"), reason)
 
     def extend(self, delivery: Delivery, seconds: float) -> Future[None]:
         """Let an ack take longer; the future is done when that counts."""
-        time_ms = _milliseconds(seconds, "seconds")
-        answer, done = _answer()
-        self._subscribing.give(self._extend, delivery, done, time_ms)
+        return self._ask(self._extend, delivery, _milliseconds(seconds, "seconds"))
+
+    def _ask(self, work: Callable[..., None], *given: Any) -> Future[None]:
+        """Have the loop's thread do something; return the future of its answer."""
+        answer: Future[None] = Future()
+        # An asyncio task that waits for it may be cancelled; the answer comes all the same.
+        answer.set_running_or_notify_cancel()
+        self._subscribing.give(work, partial(_answer, answer), *given)
         return answer
 
 
@@ -476,18 +476,11 @@ def _answer_nack(delivery: Delivery, done: Answer, error: FrazilError | None) ->
     done(error)
 
 
-def _answer() -> tuple[Future[None], Answer]:
-    answer: Future[None] = Future()
-    # An asyncio task that waits for it may be cancelled; the answer comes all the same.
-    answer.set_running_or_notify_cancel()
-
-    def done(error: FrazilError | None) -> None:
-        if error is None:
-            answer.set_result(None)
-        else:
-            answer.set_exception(_in_own_words(error))
-
-    return answer, done
+def _answer(answer: Future[None], error: FrazilError | None) -> None:
+    if error is None:
+        answer.set_result(None)
+    else:
+        answer.set_exception(_in_own_words(error))
 
 
 def _seconds(given: object, name: str) -> float:
@@ -668,11 +661,8 @@ async def _configure(
     deliveries: Deliveries, subscribing: Subscribing, parts: Sequence[Part], request: Request
 ) -> None:
     """Set what was asked for: not before it is known that the consumer may take part at all."""
-    changes: dict[str, Any] = {}
-    if request.max_unacked is not None:
-        changes["max_unacked_messages"] = request.max_unacked
-    if request.policy is not None:
-        changes["policy"] = request.policy
+    asked = {"max_unacked_messages": request.max_unacked, "policy": request.policy}
+    changes = {name: value for name, value in asked.items() if value is not None}
     if changes:
         runtimes = [part.runtime for part in parts]
         await change_settings(deliveries, subscribing.settings, runtimes, request.name, changes)
