@@ -106,7 +106,6 @@ Node = dict[str, Any]
 """One node of the syntax tree."""
 
 SQL_CHARACTERS_MAX: Final = 1_000_000
-SCHEMAS_MAX: Final = 1_000
 _decode: Final = msgspec.json.Decoder(Node).decode
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -122,7 +121,6 @@ class Parser:
     def __init__(self) -> None:
         self._instance = _instance()
         self._idle: deque[duckdb.DuckDBPyConnection] = deque()
-        self._schemas: dict[str, pa.Schema] = {}
 
     def parse(self, sql: str) -> Node:
         """Return the one statement of `sql`.
@@ -137,11 +135,10 @@ class Parser:
             raise InvalidRequest("statement cannot be parsed, make it simpler") from error
         if answer["error"]:
             raise _refusal(answer, sql)
-        statements = answer["statements"]
+        statements: list[Node] = answer["statements"]
         if len(statements) != 1:
             raise InvalidRequest("give exactly one statement", statements=len(statements))
-        statement: Node = statements[0]
-        return statement
+        return statements[0]
 
     def text(self, statement: Node) -> str:
         """Return the SQL text of a statement's tree."""
@@ -150,17 +147,11 @@ class Parser:
 
     def schema(self, query: str) -> pa.Schema:
         """Return the columns that a query without tables gives, as DuckDB hands them out."""
-        found = self._schemas.get(query)
-        if found is None:
-            connection = self._connection()
-            try:
-                found = connection.execute(query).to_arrow_reader().schema
-            finally:
-                self._idle.append(connection)
-            if len(self._schemas) >= SCHEMAS_MAX:
-                self._schemas.clear()
-            self._schemas[query] = found
-        return found
+        connection = self._connection()
+        try:
+            return connection.execute(query).to_arrow_reader().schema
+        finally:
+            self._idle.append(connection)
 
     def close(self) -> None:
         """Close the connections; nothing is parsed any more."""

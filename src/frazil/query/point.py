@@ -46,43 +46,44 @@ def point_of(statement: Node, uses: Sequence[TableUse]) -> PointPlan | None:
     """Return the look-up that a statement is, None if it is more than that."""
     node: Node = statement["node"]
     use = uses[0] if len(uses) == 1 else None
-    if use is None or node is not use.select or use.info is None or use.log:
+    if use is None or use.info is None or node is not use.select or not _is_plain(node):
         return None
-    if node["cte_map"]["map"] or any(node[part] for part in _EMPTY_PARTS):
-        return None
-    if node["aggregate_handling"] != "STANDARD_HANDLING" or not use.info.key_names:
-        return None
-    is_limit, limit = _limit_of(node["modifiers"])
     folds: list[Node] = []
     reader = Reader(use, view_columns(use.info, log=False), folds)
     conditions = reader.conditions()
-    key = key_conditions(use.info, conditions)
-    # Anything in WHERE beside one condition on each key column is left to DuckDB.
-    whole = len(conjuncts(node["where_clause"])) == len(conditions) == len(use.info.key_names)
+    key = None if use.log else key_conditions(use.info, conditions)
+    # Anything in WHERE beyond one condition on each key column is left to DuckDB.
+    is_whole = len(conjuncts(node["where_clause"])) == len(conditions) == len(use.info.key_names)
+    if key is None or folds or not is_whole:
+        return None
+    is_limit, limit = _limit_of(node["modifiers"])
     shown = _shown(node["select_list"], reader)
-    if not is_limit or key is None or not whole or folds or shown is None:
-        return None
-    return PointPlan(use.topic, key, shown, limit)
+    return PointPlan(use.topic, key, shown, limit) if is_limit and shown else None
 
 
-def _shown(select_list: list[Node], reader: Reader) -> tuple[tuple[str, ViewColumn], ...] | None:
-    shown: list[tuple[str, ViewColumn]] = []
-    for node in select_list:
-        if node["class"] == "STAR":
-            if any(node[extra] for extra in _STAR_EXTRAS):
-                return None
-            if node["relation_name"].casefold() not in {"", reader.name}:
-                return None
-            shown += [(column.name, column) for column in reader.columns.values()]
-            continue
-        column = reader.column(node)
-        if column is None:
-            return None
-        shown.append((node["alias"] or column.name, column))
-    # DuckDB has its own way to tell apart columns of one name.
-    if len({name.casefold() for name, _ in shown}) != len(shown):
-        return None
-    return tuple(shown)
+def _is_plain(node: Node) -> bool:
+    """Tell whether a SELECT has neither common tables, groups nor samples."""
+    parts = (node["cte_map"]["map"], *(node[part] for part in _EMPTY_PARTS))
+    return not any(parts) and node["aggregate_handling"] == "STANDARD_HANDLING"
+
+
+def _shown(select_list: list[Node], reader: Reader) -> tuple[tuple[str, ViewColumn], ...]:
+    """Return the names and columns that are selected; nothing if there are others."""
+    found = [_selected(node, reader) for node in select_list]
+    shown = [each for columns in found for each in columns]
+    # DuckDB has its own way to distinguish columns of one name.
+    is_clear = len({name.casefold() for name, _ in shown}) == len(shown)
+    return tuple(shown) if is_clear and all(found) else ()
+
+
+def _selected(node: Node, reader: Reader) -> list[tuple[str, ViewColumn]]:
+    if node["class"] == "STAR":
+        is_own = node["relation_name"].casefold() in {"", reader.name}
+        if not is_own or any(node[extra] for extra in _STAR_EXTRAS):
+            return []
+        return [(column.name, column) for column in reader.columns.values()]
+    column = reader.column(node)
+    return [] if column is None else [(node["alias"] or column.name, column)]
 
 
 def _limit_of(modifiers: list[Node]) -> tuple[bool, Constant | None]:

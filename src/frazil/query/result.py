@@ -128,8 +128,7 @@ class Result:
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        names: list[str] = self.schema.names
-        return names
+        return list(self.schema.names)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows as Arrow batches; a large result is not kept."""

@@ -45,10 +45,6 @@ class EngineSnapshot:
         self.part = tiers.state.spec.part_index if tiers.state.spec.part_of else None
         self.end = end
         self._keyed = tiers.keyed if state else None
-        if self._keyed is not None and self._keyed.folded_to < end:
-            # Before the lock: others need it meanwhile, and a damaged file can be written again.
-            assert tiers.lookup is not None
-            tiers.lookup.fold_to(end)
         self._settle()
         chunks, self.cut, self.dead = tiers.repairing(self._take)
         self.chunks = [self._view(chunk, state=state) for chunk in chunks if chunk.count]
@@ -60,7 +56,13 @@ class EngineSnapshot:
         self.files: Sequence[DiskFile] = files
 
     def _settle(self) -> None:
-        """Decode what is to be seen, step by step, while the query may go on."""
+        """Fold and decode what is to be seen, step by step, while the query may go on.
+
+        Before the lock: others need it meanwhile, and a damaged file can be written again.
+        """
+        if self._keyed is not None and self._keyed.folded_to < self.end:
+            assert self._tiers.lookup is not None
+            self._tiers.lookup.fold_to(self.end)
         memory, before = self._tiers.memory, -1
         memory.note_read()
         while before < memory.settled < self.end:
@@ -176,8 +178,7 @@ def _bounds(chunk: Chunk, name: str) -> tuple[Any, Any] | None:
             least, greatest = least.cast(storage), greatest.cast(storage)
         return least.as_py(), greatest.as_py()
 
-    bounds: tuple[Any, Any] = chunk.cached(("storage_bounds", name), make)
-    return bounds
+    return chunk.cached(("storage_bounds", name), make)
 
 
 class EngineSources:

@@ -226,21 +226,26 @@ def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
         item, scope, select = todo.pop()
         if isinstance(item, list):
             todo += [(value, scope, None) for value in item]
-            continue
-        if not isinstance(item, dict):
-            continue
-        kind = _kind_of(item)
-        if kind in _QUERIES:
-            todo += _inside_query(item, scope)
-        elif kind == "BASE_TABLE" or (kind == "SHOW_REF" and item.get("query") is None):
+        elif isinstance(item, dict) and _is_table(item):
             found.append((item, scope, select))
-        elif kind == "JOIN":
-            for key, value in item.items():
-                todo.append((value, scope, select if key in {"left", "right"} else None))
-        else:
-            todo += [(value, scope, None) for value in item.values()]
+        elif isinstance(item, dict):
+            todo += _inside(item, scope, select)
     found.sort(key=lambda entry: entry[0]["query_location"])
     return found
+
+
+def _is_table(item: Node) -> bool:
+    kind = _kind_of(item)
+    return kind == "BASE_TABLE" or (kind == "SHOW_REF" and item.get("query") is None)
+
+
+def _inside(item: Node, scope: Scope, select: Node | None) -> list[tuple[Any, Scope, Node | None]]:
+    """Return the children of a node with what each can see."""
+    kind = _kind_of(item)
+    if kind in _QUERIES:
+        return _inside_query(item, scope)
+    sides = {"left", "right"} if kind == "JOIN" else ()
+    return [(value, scope, select if key in sides else None) for key, value in item.items()]
 
 
 def _described(statement: Node) -> set[int]:
@@ -293,29 +298,36 @@ def _is_common(node: Node, scope: Scope) -> bool:
 
 
 def _use_of(node: Node, topics: Mapping[TopicName, TopicInfo], placeholder: str) -> TableUse:
-    if node["type"] == "SHOW_REF":
-        table = SHOW.get(node["table_name"])
-        if table is None or node["schema_name"] or node["catalog_name"]:
-            raise InvalidRequest("only SHOW TABLES, ALL TABLES, SCHEMAS and DATABASES are known")
-        return TableUse(placeholder, table, node, catalog=table)
     schema, table = node["schema_name"], node["table_name"]
+    if node["type"] == "SHOW_REF":
+        shown = SHOW.get(table)
+        if shown is None or schema or node["catalog_name"]:
+            raise InvalidRequest("only SHOW TABLES, ALL TABLES, SCHEMAS and DATABASES are known")
+        return TableUse(placeholder, shown, node, catalog=shown)
     name = (node["alias"] or table).casefold()
     if node["catalog_name"]:
         raise _unknown(f"{node['catalog_name']}.{schema}.{table}", topics)
     if schema.casefold() == "information_schema":
-        if table.casefold() not in INFORMATION_SCHEMA:
-            raise NotFound(
-                "no such table of information_schema",
-                table=table,
-                known=", ".join(sorted(INFORMATION_SCHEMA)),
-            )
-        return TableUse(placeholder, name, node, catalog=table.casefold())
-    log = table.casefold().endswith(LOG_SUFFIX)
-    plain = table[: -len(LOG_SUFFIX)] if log else table
+        return TableUse(placeholder, name, node, catalog=_catalog_name(table))
+    plain = table[: -len(LOG_SUFFIX)] if _is_log(table) else table
     topic = topic_of(schema, plain, topics)
     if topic is None:
         raise _unknown(f"{schema}.{plain}" if schema else plain, topics)
-    return TableUse(placeholder, name, node, topic=topic, info=topics[topic], log=log)
+    return TableUse(placeholder, name, node, topic=topic, info=topics[topic], log=_is_log(table))
+
+
+def _is_log(table: str) -> bool:
+    return table.casefold().endswith(LOG_SUFFIX)
+
+
+def _catalog_name(table: str) -> str:
+    if table.casefold() not in INFORMATION_SCHEMA:
+        raise NotFound(
+            "no such table of information_schema",
+            table=table,
+            known=", ".join(sorted(INFORMATION_SCHEMA)),
+        )
+    return table.casefold()
 
 
 def topic_of(schema: str, name: str, topics: Mapping[TopicName, TopicInfo]) -> TopicName | None:
