@@ -62,9 +62,7 @@ _Reply = TypeVar("_Reply")
 class IncompatibleSchema(Conflict):
     """A new version breaks the subject's compatibility mode; `reasons` has all reasons."""
 
-    def __init__(self, message: str, /, **details: object) -> None:
-        super().__init__(message, **details)
-        self.reasons: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -284,35 +282,32 @@ class Registry:
             IncompatibleSchema: if there are reasons why it may not follow the latest version.
             Overloaded: if there are too many subjects or versions.
         """
-        name, found = new.subject, self._subjects.get(new.subject)
+        name = new.subject
+        found = self._subjects.get(name) or Subject(name, self._schema_id_next)
         if reasons:
-            assert found is not None
             refusal = IncompatibleSchema(
                 f"Failed to register schema: not {found.mode} compatible with version"
                 f" {found.latest} of '{name}': {'; '.join(reasons[:_REASONS_SHOWN_MAX])}"
             )
             refusal.reasons = reasons
             raise refusal
-        schema_id = found.schema_id if found else self._schema_id_next
-        version = found.version_next if found else 1
-        changes = []
-        if found is None:
-            if len(self._subjects) >= SUBJECTS_MAX or schema_id > SCHEMA_ID_MAX:
-                raise Overloaded(
-                    "the schema registry has too many subjects, delete some",
-                    subjects_max=SUBJECTS_MAX,
-                )
-            # The subject first: a crash between the two leaves a reserved id, not a lone version.
-            first = SubjectEntry(schema_id, MODE_DEFAULT, 1)
-            changes.append(Change(entries.subject_key(name), entries.encode(first)))
-        elif len(found.versions) >= VERSIONS_MAX or version > VERSION_NUMBER_MAX:
+        if len(found.versions) >= VERSIONS_MAX or found.version_next > VERSION_NUMBER_MAX:
             raise Overloaded(
                 f"the subject '{name}' has too many versions, delete some",
                 versions=len(found.versions),
                 versions_max=VERSIONS_MAX,
             )
+        changes = []
+        if name not in self._subjects:
+            if len(self._subjects) >= SUBJECTS_MAX or found.schema_id > SCHEMA_ID_MAX:
+                raise Overloaded(
+                    "the schema registry has too many subjects, delete some",
+                    subjects_max=SUBJECTS_MAX,
+                )
+            # The subject first: a crash between the two leaves a reserved id, not a lone version.
+            changes.append(Change(entries.subject_key(name), entries.encode(found.entry)))
         entry = VersionEntry(
-            schema_id=schema_id,
+            schema_id=found.schema_id,
             type=new.type,
             packed=packed,
             fingerprint=fingerprint,
@@ -321,8 +316,9 @@ class Registry:
             description=new.description,
             tags=new.tags,
         )
+        version = found.version_next
         changes.append(Change(entries.version_key(name, version), entries.encode(entry)))
-        return _planned(Registered(schema_id, version, True, fingerprint), *changes)
+        return _planned(Registered(found.schema_id, version, True, fingerprint), *changes)
 
     def schema(self, schema_id: int, version: int | None = None) -> Schema:
         """Return a version of the subject with an id, the latest if none is named."""
