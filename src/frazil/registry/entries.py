@@ -25,7 +25,6 @@ __all__ = [
     "IDS_KEY",
     "Change",
     "IdsEntry",
-    "Key",
     "SubjectEntry",
     "TopicEntry",
     "VersionEntry",
@@ -52,14 +51,6 @@ class Change(NamedTuple):
 
     key: str
     value: bytes | None
-
-
-class Key(NamedTuple):
-    """A key taken apart: `kind` is subject, version, topic or ids."""
-
-    kind: str
-    name: str = ""
-    version: int = 0
 
 
 class SubjectEntry(msgspec.Struct, frozen=True):
@@ -112,14 +103,18 @@ def topic_key(topic: str) -> str:
     return f"topic:{topic}"
 
 
-def parse_key(text: str) -> Key:
-    """Take a key apart; one that this module did not make is a CorruptionError."""
+def parse_key(text: str) -> tuple[str, str, int]:
+    """Return a key's kind (subject, version, topic or ids), name and version.
+
+    Raises:
+        CorruptionError: if this module did not make it.
+    """
     kind, _, name = text.partition(":")
     if text == IDS_KEY or (kind in {"subject", "topic"} and name):
-        return Key(kind, name)
+        return kind, name, 0
     number, _, name = name.partition(":")
     if kind == "version" and name and number.isdecimal():
-        return Key(kind, name, int(number))
+        return kind, name, int(number)
     raise CorruptionError("not a key of the schema registry", key=text)
 
 

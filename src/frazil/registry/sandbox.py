@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from frazil.errors import InvalidRequest, Unavailable
-from frazil.registry.worker import Answer, Request, encode, take_answers
+from frazil.registry.worker import Answer, Request, encode, receive
 from frazil.telemetry import warn
 
 __all__ = ["TOO_MUCH_TO_COMPARE", "TOO_MUCH_WORK", "Sandbox", "closed"]
@@ -24,9 +24,6 @@ __all__ = ["TOO_MUCH_TO_COMPARE", "TOO_MUCH_WORK", "Sandbox", "closed"]
 DEADLINE_S: Final = 30.0
 """From a request to its last answer; on an idle machine the limits of CPU time come first."""
 ENDING_S: Final = 1.0
-ANSWERS_BYTES_MAX: Final = 1 << 20
-"""Received of one answer: the worker is not trusted."""
-_CHUNK_BYTES: Final = 64 << 10
 _INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
 """Variables that the process inherits: no credentials."""
 
@@ -124,7 +121,7 @@ class Sandbox:
                     await _receive(process, answers)
             except TimeoutError:
                 await self._end(process)
-            except (OSError, EOFError, ValueError) as error:
+            except (OSError, EOFError) as error:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(ENDING_S):
                         await process.wait()
@@ -157,7 +154,7 @@ class Sandbox:
             answers: list[Answer] = []
             async with asyncio.timeout(DEADLINE_S):
                 await _receive(process, answers)
-        except (OSError, EOFError, ValueError, TimeoutError) as error:
+        except (OSError, EOFError, TimeoutError) as error:
             if self._process is not None:
                 await self._end(self._process)
             raise Unavailable("the schema worker cannot be started", error=error) from error
@@ -191,10 +188,5 @@ def closed() -> Unavailable:
 async def _receive(process: asyncio.subprocess.Process, answers: list[Answer]) -> None:
     """Add the answers of one request; those before an error, too."""
     assert process.stdout is not None
-    data = bytearray()
     while not (answers and answers[-1].is_last):
-        chunk = await process.stdout.read(_CHUNK_BYTES)
-        data += chunk
-        if not chunk or len(data) > ANSWERS_BYTES_MAX:
-            raise EOFError
-        answers += take_answers(data)
+        answers.append(await receive(process.stdout))

@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Literal
 import msgspec
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator, Sequence
 
     from frazil.registry.definitions import Definition
 
     _Cache = dict[tuple[str, bytes], Definition]
 
-__all__ = ["Answer", "Request", "encode", "take_answers"]
+__all__ = ["Answer", "Request", "encode", "receive"]
 
 _LENGTH: Final = struct.Struct(">I")
 MEMORY_BYTES_MAX: Final = 1 << 30
@@ -47,6 +48,8 @@ TURN_CPU_S: Final = 0.1
 FILE_BYTES_MAX: Final = 64 << 20
 """protoc writes its descriptors into a file in memory."""
 OPEN_FILES_MAX: Final = 64
+ANSWER_BYTES_MAX: Final = 1 << 20
+"""The broker does not trust the worker."""
 CACHED_MAX: Final = 256
 CACHED_BYTES_MAX: Final = 2 << 20
 """Definitions kept for the next payloads; read, they take up to a hundred times their text."""
@@ -86,24 +89,19 @@ def encode(message: Request | Answer) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def take_answers(data: bytearray) -> list[Answer]:
-    """Remove the whole answers from the front of the received bytes and return them.
+async def receive(answers: asyncio.StreamReader) -> Answer:
+    """Return the next answer.
 
     Raises:
-        ValueError: if the bytes are not answers.
+        EOFError: if the bytes end, or are no answer.
     """
-    found, at = [], 0
+    (size,) = _LENGTH.unpack(await answers.readexactly(_LENGTH.size))
+    if size > ANSWER_BYTES_MAX:
+        raise EOFError
     try:
-        while len(data) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(data, at)
-            if len(data) - at - _LENGTH.size < size:
-                break
-            at += _LENGTH.size + size
-            found.append(_answers.decode(data[at - size : at]))
+        return _answers.decode(await answers.readexactly(size))
     except msgspec.MsgspecError as error:
-        raise ValueError("not an answer") from error
-    del data[:at]
-    return found
+        raise EOFError from error
 
 
 def _answers_to(request: Request, cache: _Cache) -> Iterator[Answer]:

@@ -28,7 +28,7 @@ def test_a_key_is_taken_apart_as_it_was_made():
     assert entries.parse_key(entries.version_key("b:1:c", 12)) == ("version", "b:1:c", 12)
     assert entries.parse_key(entries.subject_key("a:b")) == ("subject", "a:b", 0)
     assert entries.parse_key(entries.topic_key("/x/y")) == ("topic", "/x/y", 0)
-    assert entries.parse_key("ids").kind == "ids"
+    assert entries.parse_key("ids") == ("ids", "", 0)
 
 
 @pytest.mark.parametrize("key", ["", "x", "subject:", "version:a:b", "version:1:", "ids:", "topic"])

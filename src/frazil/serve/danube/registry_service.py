@@ -284,8 +284,8 @@ def _plan_reference(registry: Registry, *, topic: str, reference: SchemaReferenc
 def _drop_missing(states: States, topics: Topics) -> None:
     """Drop the settings of topics that were deleted while no broker ran."""
     for key in states.items(StateTag.SCHEMA):
-        parsed = parse_key(key)
-        if parsed.kind == "topic" and not topics.parts(parsed.name):
+        kind, name, _version = parse_key(key)
+        if kind == "topic" and not topics.parts(name):
             states.delete(StateTag.SCHEMA, key)
 
 
