@@ -20,10 +20,10 @@ from frazil.topic import (
     Start,
     TierPending,
     answer,
-    bulk_ack,
     check_bulk,
     check_hold_name,
     check_hold_offset,
+    check_refused,
     check_there,
     joined_ack,
     nothing_written,
@@ -420,7 +420,8 @@ class Topic(TopicHandle):
             except FrazilError as error:
                 results.append(error)
                 break
-        return self._reached(bulk_ack(results), ack)
+        check_refused(results)
+        return self._reached(joined_ack(results), ack)
 
     def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> Pending:
         """Queue a piece of a bulk, waiting for room; return what its frame waits with."""

@@ -33,7 +33,6 @@ from frazil.topic.as_of import (
 from frazil.topic.change_feed import ChangeFeed
 from frazil.topic.change_input import (
     batch_steps,
-    bulk_ack,
     change_batches,
     check_bulk,
     check_keys,
@@ -150,7 +149,6 @@ __all__ = [
     "answer",
     "arrow_payload",
     "batch_steps",
-    "bulk_ack",
     "change_batches",
     "change_schema",
     "check_bulk",

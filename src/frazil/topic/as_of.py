@@ -165,25 +165,16 @@ def moment(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> in
             it is between two commits; the error names the nearest that can be seen.
         NotFound: if the records of then are no longer held; the error names the first that are.
     """
-    if offset is None and time is None:
+    asked: dict[str, Any]
+    if time is not None:
+        at, asked = _at_time(runtime, end, time), {"as_of_time": time}
+    elif offset is not None:
+        at, asked = _at_offset(runtime, end, offset), {"as_of_offset": offset}
+    else:
         return end
     start = first_held(runtime)
-    if time is not None:
-        at = _at_time(runtime, end, time)
-        # Nothing held is older: how far the topic was at that time is not known.
-        gone = start > 0 and at <= start
-        asked: dict[str, Any] = {"as_of_time": time}
-    else:
-        assert offset is not None
-        if offset > end:
-            raise InvalidRequest(
-                "as_of_offset must be an offset up to the topic's end",
-                topic=runtime.name,
-                as_of_offset=offset,
-                end=end,
-            )
-        at, gone, asked = offset, offset < start, {"as_of_offset": offset}
-    if gone:
+    # Before the first held record it is not known how far the topic was at a time.
+    if at < start or (time is not None and 0 < at == start):
         raise NotFound(
             "the topic's records of then are no longer held",
             topic=runtime.name,
@@ -207,6 +198,17 @@ def _at_time(runtime: TopicRuntime, end: int, time: Any) -> int:
     # A record appended at that very time counts.
     found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(time) + 1)
     return end if found is None else min(found, end)
+
+
+def _at_offset(runtime: TopicRuntime, end: int, offset: int) -> int:
+    if offset > end:
+        raise InvalidRequest(
+            "as_of_offset must be an offset up to the topic's end",
+            topic=runtime.name,
+            as_of_offset=offset,
+            end=end,
+        )
+    return offset
 
 
 def _check_boundary(runtime: TopicRuntime, at: int, start: int, asked: Mapping[str, Any]) -> None:

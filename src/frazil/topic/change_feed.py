@@ -107,5 +107,5 @@ def _after(
         return row
     if before is None:
         return row if op == OP_UPSERT else None
-    named = {names[position] for position in positions_of(present)}
-    return {name: row[name] if name in named else before[name] for name in names}
+    named = [names[position] for position in positions_of(present)]
+    return {**before, **{name: row[name] for name in named}}

@@ -15,7 +15,7 @@ from frazil.log import FRAME_RECORDS_MAX
 from frazil.model import OP_DELETE, OP_UPDATE, Ack
 from frazil.schema import DebeziumReader, positions_of
 from frazil.schema.python_rows import coarse_type
-from frazil.topic.acks import Answers, joined_ack, ranges_text
+from frazil.topic.acks import ranges_text
 from frazil.topic.changing import STEPS_MAX, check_exists, flat
 from frazil.topic.payloads import is_arrow
 
@@ -77,18 +77,6 @@ def numbered(
         yield piece, sender
         if sender is not None and sender.producer is not None:
             sender = sender._replace(sequence=sender.sequence + _records(piece))
-
-
-def bulk_ack(results: Answers) -> Ack:
-    """Return the ack of a bulk from those of its frames.
-
-    Raises:
-        Conflict, NotFound: if a frame was refused so, with the offsets of those before it: sent
-            again as it is, it would be refused again.
-        Unavailable: if storage failed half way, with `outcome="unknown"`.
-    """
-    check_refused(results)
-    return joined_ack(results)
 
 
 def check_refused(results: Sequence[Ack | FrazilError]) -> None:
@@ -189,22 +177,16 @@ def batch_steps(
 
 def _rows(keyed: KeyedColumns, batch: pa.RecordBatch) -> list[Step]:
     """Return the rows of a checked batch of changes as steps."""
-    codec = keyed.changes
-    names = codec.schema.names
-    steps: list[Step] = []
-    for row in _python_rows(batch):
-        op, present = row["_op"], row["_present"]
-        key = {name: row[name] for name in codec.shape.names}
-        if op == OP_UPDATE:
-            named = {names[at]: row[names[at]] for at in positions_of(present)}
-            for name in codec.shape.names:
-                named.pop(name, None)
-            steps.append(codec.prepare_update(key, named))
-        elif op == OP_DELETE:
-            steps.append(codec.prepare_delete(key))
-        else:
-            steps.append(codec.prepare_row({name: row[name] for name in names}, op))
-    return steps
+    names = keyed.changes.schema.names
+    return [_step(keyed.changes, names, row) for row in _python_rows(batch)]
+
+
+def _step(codec: ChangeCodec, names: Sequence[str], row: Mapping[str, Any]) -> Step:
+    key = {name: row[name] for name in codec.shape.names}
+    if row["_op"] != OP_UPDATE:
+        return codec.prepare(row["_op"], key, {name: row[name] for name in names})
+    named = [names[position] for position in positions_of(row["_present"])]
+    return codec.prepare_update(key, {name: row[name] for name in named if name not in key})
 
 
 def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:

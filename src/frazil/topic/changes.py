@@ -23,7 +23,7 @@ marks each change as written or failed; a change that builds on a failed one is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
@@ -62,6 +62,7 @@ from frazil.topic.payloads import (
 if TYPE_CHECKING:
     from frazil.log import Codec
     from frazil.schema import IngestLimits, Key, RowEncoder
+    from frazil.topic.frames import TableCodec
 
 _pack = msgspec.msgpack.Encoder().encode
 _PLAIN: Final = frozenset({int, str, bytes})
@@ -119,29 +120,17 @@ class ChangeCodec:
     tracked = True
 
     def __init__(
-        self,
-        schema: pa.Schema,
-        version: int,
-        primary_key: Sequence[int],
-        *,
-        rows: RowEncoder,
-        changes: RowEncoder,
-        limits: IngestLimits,
-        rows_arrow_min: int,
-        options: pa.ipc.IpcWriteOptions,
-        current: Callable[[], ChangeCodec],
+        self, owner: TableCodec, version: int, *, rows: RowEncoder, changes: RowEncoder
     ) -> None:
-        self.schema = schema
+        self.schema = schema = rows.schema
         self.version = version
-        self.shape = KeyShape(schema, primary_key)
+        self.shape = KeyShape(schema, owner.primary_key)
         self.ids = tuple(column_id(field) for field in schema)
         self.readable = rows.packable
         self._rows = rows
         self._changes = changes
-        self._bytes_max = limits.message_bytes_max
-        self._rows_arrow_min = rows_arrow_min
-        self._options = options
-        self._current = current
+        self._owner = owner
+        self._bytes_max = owner.limits.message_bytes_max
         self._width = len(schema)
         self._row_key = self.shape.row_key
         self._key_bits = sum(1 << position for position in self.shape.positions)
@@ -285,7 +274,7 @@ class ChangeCodec:
         # Rows that were appended need no operation: upserts are what a frame means without one.
         # Readers need not merge them as changes.
         flags = 0 if all(each.plain for each in records) else CHANGE_FLAGS
-        if len(records) < self._rows_arrow_min and self._is_packable(records):
+        if len(records) < self._owner.rows_arrow_min and self._is_packable(records):
             packed = [each.packed if flags else self._without_op(each.packed) for each in records]
             data = join_packed(packed)
             return Payload(fmt.KIND_ROWS, flags, data, len(data))
@@ -293,7 +282,7 @@ class ChangeCodec:
             batch = self._batch(records, flags)
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
             raise InvalidRequest("row does not fit the topic's columns", error=error) from error
-        return arrow_payload(batch, self._options, flags)
+        return arrow_payload(batch, self._owner.options, flags)
 
     def _batch(self, records: Sequence[Change], flags: int) -> pa.RecordBatch:
         if flags:
@@ -314,7 +303,9 @@ class ChangeCodec:
 
     def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
         """Return copies under the current columns; what builds on the originals still does."""
-        current = self._current()
+        keyed = self._owner.columns.keyed
+        assert keyed is not None
+        current = keyed.changes
         fresh = [current.adopted(change) for change in (data if many else (data,))]
         return current, fresh if many else fresh[0]
 
@@ -402,7 +393,6 @@ def merged(change: Change, image: Row, codec: ChangeCodec) -> Change:
 
     It is a change of the newer of both schema versions, and keeps its operation.
     """
-    assert change.present is not None
     if change.codec.version < codec.version:
         change = codec.adopted(change)
     elif change.codec is not codec:

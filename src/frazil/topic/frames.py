@@ -359,7 +359,7 @@ class TableCodec:
         self.rows_arrow_min = rows_arrow_min
         self.options = options
         self.keyed = bool(primary_key)
-        self._primary_key = tuple(primary_key)
+        self.primary_key = tuple(primary_key)
         self._schemas: dict[int, pa.Schema] = {}
         self._versions: dict[int, TableVersion] = {}
         self._reads: dict[tuple[int, int], Reader] = {}
@@ -379,26 +379,11 @@ class TableCodec:
         self.rows = rows
 
     def _keyed_columns(self, arrow: ArrowCodec) -> KeyedColumns:
-        schema, version = arrow.schema, arrow.version
-        encoders = self._version(version)
+        encoders = self._version(arrow.version)
         assert encoders.changes is not None
-        changes = ChangeCodec(
-            schema,
-            version,
-            self._primary_key,
-            rows=encoders.rows,
-            changes=encoders.changes,
-            limits=self.limits,
-            rows_arrow_min=self.rows_arrow_min,
-            options=self.options,
-            current=self._current_changes,
-        )
-        changes_input = ChangeInput(schema, self._primary_key, self.limits)
+        changes = ChangeCodec(self, arrow.version, rows=encoders.rows, changes=encoders.changes)
+        changes_input = ChangeInput(arrow.schema, self.primary_key, self.limits)
         return KeyedColumns(changes, arrow, changes_input, encoders.changes.schema)
-
-    def _current_changes(self) -> ChangeCodec:
-        assert self.columns.keyed is not None
-        return self.columns.keyed.changes
 
     @property
     def version(self) -> int:
@@ -412,12 +397,12 @@ class TableCodec:
 
     def stored_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns of a batch of changes of one schema version."""
-        return change_schema(schema, self._primary_key)
+        return change_schema(schema, self.primary_key)
 
     def plan(self, written: pa.Schema, wanted: pa.Schema, *, changes: bool) -> Reader:
         """Return a function that reads a batch of one schema version as another's."""
         if changes:
-            return plan_change_read(written, wanted, self._primary_key)
+            return plan_change_read(written, wanted, self.primary_key)
         return plan_read(written, wanted)
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
@@ -449,6 +434,6 @@ class TableCodec:
     def _version(self, number: int) -> TableVersion:
         version = self._versions.get(number)
         if version is None:
-            version = TableVersion(self._schemas[number], self._primary_key, self.limits)
+            version = TableVersion(self._schemas[number], self.primary_key, self.limits)
             self._versions[number] = version
         return version

@@ -285,12 +285,13 @@ class Indexer:
         if self.failed is not None:
             return []
         warnings: list[str] = []
-        wanted: dict[str, bytes] = {}
-        copies: dict[str, bytes] = {}
-        for topic in topics:
-            wanted.update(_topic_rows(topic))
-            for name, cursor in topic.cursors.items() if cursors else ():
-                copies[self._cursor_key(topic, name)] = _cursor_row(topic.id, name, cursor)
+        states = list(topics)
+        wanted = _rows_of(states)
+        copies = {
+            self._cursor_key(topic, name): _cursor_row(topic.id, name, cursor)
+            for topic in (states if cursors else ())
+            for name, cursor in topic.cursors.items()
+        }
 
         def write() -> None:
             if ahead := self._ahead(journal):
@@ -346,9 +347,7 @@ class Indexer:
 
     def topic_changed(self, journal: Journal, topics: Iterable[TopicState] = ()) -> None:
         """Note changed topics, then how far the log is synced."""
-        puts: dict[str, bytes] = {}
-        for topic in topics:
-            puts |= _topic_rows(topic)
+        puts = _rows_of(topics)
 
         def write() -> None:
             self._put(puts)
@@ -417,10 +416,14 @@ class Indexer:
             yield some
 
 
-def _topic_rows(topic: TopicState) -> dict[str, bytes]:
-    rows = {f"{TOPICS}{topic.id:08x}": _encode(TopicRow(spec=topic.spec, durable=topic.durable))}
-    for version, data in topic.schemas.items():
-        rows[f"{SCHEMAS}{topic.id:08x}/{version}"] = data
+def _rows_of(topics: Iterable[TopicState]) -> dict[str, bytes]:
+    """Return the rows of topics and of their columns, by key."""
+    rows: dict[str, bytes] = {}
+    for topic in topics:
+        row = TopicRow(spec=topic.spec, durable=topic.durable)
+        rows[f"{TOPICS}{topic.id:08x}"] = _encode(row)
+        for version, data in topic.schemas.items():
+            rows[f"{SCHEMAS}{topic.id:08x}/{version}"] = data
     return rows
 
 

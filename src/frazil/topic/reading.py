@@ -131,15 +131,13 @@ class Reader:
             if self._at_end():
                 return False
             piece = self._read_piece()
-            self.gaps.extend(piece.gaps)
-            for each in piece.batches:
-                self.gaps.extend(each.gaps)
-            if not piece.batches:
-                if piece.offset_next == self.offset:
-                    return False
-                self.offset = piece.offset_next
-                continue
+            for gaps in (piece.gaps, *(each.gaps for each in piece.batches)):
+                self.gaps.extend(gaps)
             self._ready = piece.batches[::-1]
+            if not self._ready and piece.offset_next == self.offset:
+                return False
+            if not self._ready:
+                self.offset = piece.offset_next
         return True
 
     def _pop(self) -> Batch | None:
@@ -168,18 +166,16 @@ class Reader:
                 self._pin.close()
                 raise
         position = self.offset
-        if not self._held:
-            # Retention moved the start between the look at it and the pin.
-            self.offset = history.range(topic).first
-            return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
-        # Every record that is pinned is kept, but for those that a quota expired: here is a
-        # declared gap, whose declaration went with the records before it.
-        source = self._runtime.log.source if self._is_behind_files() else history
+        behind_files = self._held and self._is_behind_files()
+        source = self._runtime.log.source if behind_files else history
         self.offset = max(position, source.range(topic).first)
         piece = history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
-        if self.offset == position:
-            # Records were on their way from one source to another.
+        if self.offset == position or not self._held:
+            # Records were on their way from one source to another, or retention moved the start
+            # between the look at it and the pin.
             return piece
+        # Every record that is pinned is kept, but for those that a quota expired: here is a
+        # declared gap, whose declaration went with the records before it.
         gap = OffsetRange(position, self.offset, "declared gap")
         if not piece.batches:
             return piece._replace(gaps=(gap, *piece.gaps))

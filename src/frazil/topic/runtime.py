@@ -364,13 +364,13 @@ class TopicRuntime:
                 again, its first frames would not be recognised.
         """
         if sender is not None and sender.producer is not None:
-            records = sum(count or 1 for _codec, _data, count, _size in prepared)
+            records = sum(max(count, 1) for _codec, _data, count, _size in prepared)
             self.check_frames(len(prepared), records, sender)
         result: list[Entry] = []
         for (codec, data, count, size), waiter in zip(prepared, waiters, strict=True):
             result.append((self.state, codec, data, count, size, waiter, sender))
             if sender is not None and sender.producer is not None:
-                sender = sender._replace(sequence=sender.sequence + (count or 1))
+                sender = sender._replace(sequence=sender.sequence + max(count, 1))
         return result
 
     def check_frames(self, frames: int, records: int, sender: Sender) -> None:
