@@ -15,14 +15,19 @@ def create(engine, **options):
     return engine.create_topic("t", COLUMNS, primary_key=["a", "b"], **options)
 
 
+@pytest.fixture
+def topic(engine):
+    """Return a topic with a key of two columns."""
+    return create(engine)
+
+
 def moved(old, new, **columns):
     """Return the event of a row that gets another first key column."""
     return {"op": "u", "before": {"a": old, "b": "x"}, "after": {"a": new, "b": "x", **columns}}
 
 
-def test_a_row_moves_with_what_the_event_does_not_carry(engine):
+def test_a_row_moves_with_what_the_event_does_not_carry(topic):
     """A change of the key keeps the columns that another update would keep."""
-    topic = create(engine)
     topic.upsert(a=1, b="x", v=1, note="keep me")
     ack = topic.append_changes([moved(1, 2, v=3), moved(2, 3), moved(3, 4, v=5)])
     assert (ack.offset, ack.offset_last) == (1, 6)
@@ -30,9 +35,8 @@ def test_a_row_moves_with_what_the_event_does_not_carry(engine):
     assert topic.get_many([(1, "x"), (2, "x"), (3, "x")]) == [None] * 3
 
 
-def test_a_large_value_that_was_not_sent_moves_too(engine):
+def test_a_large_value_that_was_not_sent_moves_too(topic):
     """A value that the source left out because it is large is that of the old row."""
-    topic = create(engine)
     topic.upsert(a=1, b="x", v=1, note="large")
     topic.append_changes([moved(1, 2, v=2, note=UNAVAILABLE)])
     assert topic.get((2, "x")) == {"a": 2, "b": "x", "v": 2, "note": "large"}
@@ -74,9 +78,8 @@ def test_a_strict_bulk_is_refused_before_its_first_write(engine):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_producers_sequence_counts_a_move_twice(engine, known):
+def test_a_producers_sequence_counts_a_move_twice(topic, known):
     """Whether there was a row to move or not, so that the next piece and call know their numbers."""
-    topic = create(engine)
     if known:
         topic.upsert(a=0, b="x", v=0, note="keep me")
     events = [moved(n, n + 1, v=n) for n in range(STEPS_MAX + 5)]

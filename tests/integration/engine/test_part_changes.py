@@ -20,6 +20,12 @@ def create(db, name="p", **options):
     return db.create_topic(name, COLUMNS, primary_key="id", partitions=PARTS, **options)
 
 
+@pytest.fixture
+def topic(engine):
+    """Return a topic with parts."""
+    return create(engine)
+
+
 def state_of(db, name="p"):
     """Return all rows of a topic as SQL gives them, by key."""
     return {row[0]: row[1:] for row in db.query(f'SELECT id, n, s FROM "{name}"').rows()}
@@ -31,9 +37,8 @@ def two_keys(topic, *, same_part):
     return 0, next(key for key in range(1, 100) if (topic.part_of_key(key) == first) is same_part)
 
 
-def test_changes_go_to_the_part_of_their_key(engine):
+def test_changes_go_to_the_part_of_their_key(engine, topic):
     """Every form of every change of a key meets the others in one part, whose row they make."""
-    topic = create(engine)
     for key in range(20):
         part = topic.part_of_key(key)
         acks = [
@@ -100,9 +105,8 @@ def test_a_key_of_several_columns_is_routed_whole(engine):
         topic.get(1)
 
 
-def test_a_row_does_not_move_to_another_part(engine):
+def test_a_row_does_not_move_to_another_part(engine, topic):
     """A new key in the same part moves the row; one of another part is refused, nothing changes."""
-    topic = create(engine)
     old, near = two_keys(topic, same_part=True)
     _, far = two_keys(topic, same_part=False)
     topic.insert(id=old, n=1, s="x")
@@ -115,9 +119,8 @@ def test_a_row_does_not_move_to_another_part(engine):
     assert state_of(engine) == {near: (2, "x")}
 
 
-def test_an_event_that_moves_a_row_to_another_part_is_refused(engine):
+def test_an_event_that_moves_a_row_to_another_part_is_refused(engine, topic):
     """A bulk with such an event is refused as a whole, with the event's number."""
-    topic = create(engine)
     one, two = two_keys(topic, same_part=False)
     topic.upsert(id=one, n=1)
     event = {"op": "u", "before": {"id": one}, "after": {"id": two}}
@@ -127,9 +130,8 @@ def test_an_event_that_moves_a_row_to_another_part_is_refused(engine):
     assert state_of(engine) == {one: (1, None)}
 
 
-def test_a_part_takes_no_change_of_another_parts_key(engine):
+def test_a_part_takes_no_change_of_another_parts_key(engine, topic):
     """Changes given to a part itself are refused unless their key belongs there."""
-    topic = create(engine)
     _, key = two_keys(topic, same_part=False)
     wrong = topic.parts[topic.part_of_key(0)]
     envelope = {"op": "c", "before": None, "after": {"id": key, "n": 1, "s": None}}
@@ -162,9 +164,8 @@ def test_policies_of_unknown_keys_hold_in_parts(engine):
     assert state_of(engine) == {1: (1, None)}
 
 
-def test_changes_in_bulk_are_split_over_parts(engine):
+def test_changes_in_bulk_are_split_over_parts(engine, topic):
     """Arrow changes and events leave each key with its last change, one ack for each part."""
-    topic = create(engine)
     ids = [key for key in range(60) for _ in range(2)]
     ops = [op for key in range(60) for op in ("insert", "delete" if key % 3 else "update")]
     table = pa.table({"id": ids, "n": range(120), "_op": ops})
@@ -197,9 +198,8 @@ def test_a_bulk_larger_than_a_step_keeps_each_parts_order(engine):
     assert state_of(engine) == {key: (4950 + key, None) for key in range(50)}
 
 
-def test_a_bulk_with_a_wrong_change_writes_nothing(engine):
+def test_a_bulk_with_a_wrong_change_writes_nothing(engine, topic):
     """The error names the change by its place in the call, whichever part it is for."""
-    topic = create(engine)
     good = [{"op": "c", "after": {"id": key, "n": 1}} for key in range(8)]
     for bad, why in (
         ({"op": "c", "after": {"n": 1}}, "primary key"),

@@ -19,6 +19,12 @@ def create(engine, policy="error", **options):
     return engine.create_topic("t", COLUMNS, primary_key="id", unknown_key=policy, **options)
 
 
+@pytest.fixture
+def topic(engine):
+    """Return a strict topic."""
+    return create(engine)
+
+
 def bulk(ids, op, v=1):
     ids = list(ids)
     return pa.table({"id": ids, "v": [v] * len(ids), "_op": [op] * len(ids)})
@@ -56,9 +62,8 @@ def test_a_repeat_of_a_bulk_gets_the_first_ack(tmp_path, form, policy):
         assert ack.offset == 3 * COUNT
 
 
-def test_a_repeat_is_not_resolved_against_what_came_since(engine):
+def test_a_repeat_is_not_resolved_against_what_came_since(topic):
     """An update sent again does not undo a later one of another producer."""
-    topic = create(engine)
     topic.insert(id=1, v=0)
     first = topic.append_changes(bulk([1], "update", v=1), producer="p", sequence=0)
     topic.update(1, {"v": 2})
@@ -67,9 +72,8 @@ def test_a_repeat_is_not_resolved_against_what_came_since(engine):
     assert topic.get(1) == {"id": 1, "v": 2}
 
 
-def test_a_repeat_writes_what_was_not_written(engine):
+def test_a_repeat_writes_what_was_not_written(topic):
     """Of a bulk whose first write alone was made a repeat makes the others."""
-    topic = create(engine)
     topic.append_changes(bulk(range(STEPS_MAX), "insert"), producer="p", sequence=0)
     data = bulk(range(COUNT), "insert")
     ack = topic.append_changes(data, producer="p", sequence=0)
@@ -79,9 +83,8 @@ def test_a_repeat_writes_what_was_not_written(engine):
 
 
 @pytest.mark.parametrize("op", ["insert", "update", "delete"])
-def test_a_gap_is_a_conflict_whatever_the_keys_are(engine, op):
+def test_a_gap_is_a_conflict_whatever_the_keys_are(topic, op):
     """A sequence that leaves one out, or is forgotten, is refused as such, and so is an old epoch."""
-    topic = create(engine)
     for number in range(7):
         topic.append_changes(
             bulk([number], "insert"), producer="p", sequence=number, producer_epoch=1
@@ -97,9 +100,8 @@ def test_a_gap_is_a_conflict_whatever_the_keys_are(engine, op):
     assert head(topic) == 7
 
 
-def test_a_bulk_that_could_not_be_sent_again_is_refused(engine):
+def test_a_bulk_that_could_not_be_sent_again_is_refused(topic):
     """More frames than the window remembers are too many for one call of a producer."""
-    topic = create(engine)
     with pytest.raises(InvalidRequest, match="too large") as caught:
         topic.append_changes(bulk(range(5 * STEPS_MAX + 1), "insert"), producer="p", sequence=0)
     assert caught.value.details["frames"] == 7
@@ -149,9 +151,8 @@ def before_piece(monkeypatch, topic, number, call):
     monkeypatch.setattr(topic, "begin", counted)
 
 
-def test_a_key_that_came_in_between_is_a_conflict(engine, monkeypatch):
+def test_a_key_that_came_in_between_is_a_conflict(topic, monkeypatch):
     """A bulk that another writer's insert ends half way says so, and what was written."""
-    topic = create(engine)
     before_piece(monkeypatch, topic, 1, lambda: topic.insert(id=COUNT - 1, v=0))
     with pytest.raises(Conflict, match="already") as caught:
         topic.append_changes(bulk(range(COUNT), "insert"))

@@ -19,6 +19,12 @@ def scene(tmp_path):
         yield found
 
 
+@pytest.fixture
+def topic(scene):
+    """Return a topic of the broker's first life."""
+    return scene.engine.create_topic("events")
+
+
 def publish(topic, numbers, **options):
     """Publish records whose acks say that the store has them."""
     for number in numbers:
@@ -31,9 +37,8 @@ def payloads(numbers):
 
 
 @pytest.mark.parametrize("local_all", [False, True])
-def test_every_uploaded_record_is_served_after_the_disk_is_lost(scene, local_all):
+def test_every_uploaded_record_is_served_after_the_disk_is_lost(scene, topic, local_all):
     """Records acked as uploaded are there, with their offsets, and publishing goes on."""
-    topic = scene.engine.create_topic("events")
     publish(topic, range(40))
     scene.engine.objects.backup()
     publish(topic, range(40, 60))
@@ -62,9 +67,8 @@ def test_a_second_loss_is_survived_as_well(scene):
     assert max(epochs) >= 4
 
 
-def test_offsets_that_nobody_knows_of_are_not_given_again(scene):
+def test_offsets_that_nobody_knows_of_are_not_given_again(scene, topic):
     """What was published after the last backup and never uploaded keeps its offsets."""
-    topic = scene.engine.create_topic("events")
     publish(topic, range(5))
     last = [topic.append(payload=b"gone", ack="fsynced") for _ in range(50)][-1]
     scene.lose_and_restore()
@@ -88,9 +92,8 @@ def test_offsets_of_a_machine_that_was_lost_at_once_are_not_given_again(scene):
     assert payloads_of(topic) == [*payloads(range(5)), b"new"]
 
 
-def test_restore_reports_what_the_backup_knew_and_no_object_has(scene):
+def test_restore_reports_what_the_backup_knew_and_no_object_has(scene, topic):
     """Records that were fsynced only are gone with the disk, and the report counts them."""
-    topic = scene.engine.create_topic("events")
     publish(topic, range(5))
     for _ in range(7):
         topic.append(payload=b"gone", ack="fsynced")
@@ -126,9 +129,8 @@ def test_columns_that_changed_since_the_backup_are_known(scene):
     assert [(row["a"], row["b"]) for row in rows] == [(1, None), (2, "two")]
 
 
-def test_subscriptions_are_as_the_last_backup_had_them(scene):
+def test_subscriptions_are_as_the_last_backup_had_them(scene, topic):
     """Progress up to the backup is kept; what was acked since is delivered again."""
-    topic = scene.engine.create_topic("events")
     publish(topic, range(20))
     scene.engine.subscriptions.create("events", "billing", start="earliest")
     scene.engine.subscriptions.reset("events", "billing", 12)
@@ -145,9 +147,8 @@ def test_subscriptions_are_as_the_last_backup_had_them(scene):
 
 @pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize("local_all", [False, True])
-def test_repeats_of_producers_are_recognised(scene, local_all, is_known):
+def test_repeats_of_producers_are_recognised(scene, topic, local_all, is_known):
     """A batch that is in an object is not written twice; one that is not is written."""
-    topic = scene.engine.create_topic("events")
     for number in range(3):
         topic.append(payload=b"%d" % number, producer="p", sequence=number, ack="uploaded")
     scene.engine.objects.backup()
@@ -165,9 +166,8 @@ def test_repeats_of_producers_are_recognised(scene, local_all, is_known):
     assert payloads_of(topic) == payloads(range(7))
 
 
-def test_a_producer_that_the_backup_does_not_know_is_recognised(scene):
+def test_a_producer_that_the_backup_does_not_know_is_recognised(scene, topic):
     """Its name comes from the footers, its batches from the frames."""
-    topic = scene.engine.create_topic("events")
     made = scene.engine.objects.backup()
     for number in range(4):
         topic.append(payload=b"%d" % number, producer="late", sequence=number, ack="uploaded")
@@ -212,9 +212,8 @@ def test_partitioned_topics_come_back(scene):
     assert ids_of_parts(scene, 3) == list(range(9))
 
 
-def test_without_any_backup_the_objects_are_enough(scene):
+def test_without_any_backup_the_objects_are_enough(scene, topic):
     """Topics, columns and records come from footers and frames alone; subscriptions are gone."""
-    topic = scene.engine.create_topic("events")
     publish(topic, range(12))
     parts = scene.engine.create_topic("parts", {"id": "int64"}, partitions=2, partition_by=["id"])
     for number in range(8):
@@ -227,9 +226,8 @@ def test_without_any_backup_the_objects_are_enough(scene):
     assert scene.engine.subscriptions.describe("events") == []
 
 
-def test_the_backup_before_a_damaged_one_is_used(scene):
+def test_the_backup_before_a_damaged_one_is_used(scene, topic):
     """The newest backup is damaged: the one before it counts, and the report names the damage."""
-    topic = scene.engine.create_topic("events")
     publish(topic, range(5))
     scene.engine.objects.backup()
     publish(topic, range(5, 9))
@@ -257,9 +255,8 @@ def test_when_no_backup_can_be_read_the_objects_must_do(scene):
     assert payloads_of(scene.engine.topic("events")) == payloads(range(5))
 
 
-def test_objects_of_an_owner_of_the_past_are_not_taken(scene):
+def test_objects_of_an_owner_of_the_past_are_not_taken(scene, topic):
     """A late write of an earlier epoch, not in the backup, does not become part of the topic."""
-    topic = scene.engine.create_topic("events")
     publish(topic, range(6))
     stale = next(
         scene.path / "store" / meta.key
@@ -284,9 +281,8 @@ def test_objects_of_an_owner_of_the_past_are_not_taken(scene):
     assert payloads_of(scene.engine.topic("events")) == payloads(range(9))
 
 
-def test_a_missing_object_is_a_lost_range_and_never_silence(scene):
+def test_a_missing_object_is_a_lost_range_and_never_silence(scene, topic):
     """Reading what the object had is an error that names the range; the rest is served."""
-    topic = scene.engine.create_topic("events")
     for start in range(0, 9, 3):
         for number in range(start, start + 3):
             topic.append(payload=b"%d" % number)

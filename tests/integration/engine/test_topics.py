@@ -112,34 +112,6 @@ def test_wrong_names_are_refused(engine, name):
     assert engine.topics() == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sync": "sometimes"},
-        {"on_full": "drop"},
-        {"retention_age": "soon"},
-        {"retention_bytes": -1},
-        {"colour": "red"},
-        {"partitions": -1},
-        {"partitions": 100_000},
-        {"primary_key": "id"},
-        {"partition_by": ["day(at)"]},
-        {"columns": {}},
-        {"columns": {"a": "complex"}},
-        {"columns": [("a", "int"), ("A", "int")]},
-        {"columns": {f"c{n}": "int" for n in range(1001)}},
-        {"columns": {"_offset": "long"}},
-        {"columns": {"a": "int"}, "primary_key": "b"},
-        {"columns": {"a": "int"}, "partition_by": ["day(b)"]},
-    ],
-)
-def test_wrong_options_are_refused(engine, options):
-    """Options and columns that do not exist or do not fit make no topic."""
-    with pytest.raises(InvalidRequest):
-        engine.create_topic("t", **options)
-    assert engine.topics() == []
-
-
 def test_too_many_topics_are_refused(tmp_path):
     """The limit on topics counts parts, too, and says how to go on."""
     with open_small(tmp_path, topics={"topics_max": 3}) as db:

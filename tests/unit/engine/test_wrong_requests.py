@@ -14,7 +14,33 @@ from tests.support import SimulatedClock, SimulatedFileSystem
 
 COLUMNS = {"id": "long", "v": "int"}
 TOO_LARGE = [2**63, 1e30, float(2**64), 2**70]
+PARTITIONS = [True, False, 1.0, "2", None, [1], -1, 2**70, 100_000]
+NO_SCHEMAS = [
+    *(1, True, b"x", "x", object(), {1: "int"}, {"a": 1}, {"\ud800": 1}, {}, {"a": "complex"}),
+    *([("a", "int"), ("A", "int")], {f"c{n}": "int" for n in range(1001)}, {"_offset": "long"}),
+]
 ODD = [1.5, True, -1, 2**70, b"id", object(), {"id": 1}, [["id"]], [None], "\ud800"]
+WRONG = [
+    *({"partitions": odd} for odd in PARTITIONS),
+    *({"columns": COLUMNS, "partition_by": odd} for odd in [*ODD, None, "v", ["day(b)"]]),
+    *({"columns": COLUMNS, "primary_key": odd} for odd in [*ODD, None, "b"]),
+    *({"columns": odd} for odd in NO_SCHEMAS),
+    *(
+        {option: odd}
+        for option in ("sync", "on_full")
+        for odd in (1, True, b"commit", ["commit"], {}, object(), "\ud800", "sometimes")
+    ),
+    *({"retention_age": "soon"}, {"retention_bytes": -1}, {"colour": "red"}),
+    *({"primary_key": "id"}, {"partition_by": ["day(at)"]}),
+]
+WRONG_CHANGES = [
+    *(
+        {change: odd}
+        for change in ("add", "widen", "rename")
+        for odd in (1, "v", ["v"], [("v", "long")], {1: "long"}, {"v": 7})
+    ),
+    *({"drop": odd} for odd in (1, None, "v", b"v", {"v": 1}, [1])),
+]
 
 
 @pytest.fixture
@@ -32,34 +58,6 @@ def engine():
     again.close()
 
 
-@pytest.mark.parametrize("partitions", [True, False, 1.0, "2", None, [1], -1, 2**70])
-def test_partitions_is_a_whole_number_in_range(engine, partitions):
-    """A number of partitions that is no int makes no topic."""
-    with pytest.raises(InvalidRequest, match="partitions"):
-        engine.create_topic("p", partitions=partitions)
-
-
-@pytest.mark.parametrize("odd", [*ODD, None, "v"])
-def test_partition_by_is_a_list_of_names(engine, odd):
-    """What is no list of texts is refused, a bare text among them."""
-    with pytest.raises(InvalidRequest):
-        engine.create_topic("p", COLUMNS, partition_by=odd)
-
-
-@pytest.mark.parametrize("odd", [*ODD, None])
-def test_primary_key_is_a_name_or_a_list_of_names(engine, odd):
-    """A primary key of another type is refused."""
-    with pytest.raises(InvalidRequest):
-        engine.create_topic("p", COLUMNS, primary_key=odd)
-
-
-@pytest.mark.parametrize("odd", [1, True, b"x", "x", object(), {1: "int"}, {"a": 1}, {"\ud800": 1}])
-def test_columns_are_a_schema(engine, odd):
-    """Columns of another type are refused."""
-    with pytest.raises(InvalidRequest):
-        engine.create_topic("p", odd)
-
-
 @pytest.mark.parametrize("size", TOO_LARGE)
 @pytest.mark.parametrize("option", ["retention_bytes", "retention_age"])
 def test_a_limit_that_no_frame_can_hold_is_refused(engine, option, size):
@@ -70,27 +68,18 @@ def test_a_limit_that_no_frame_can_hold_is_refused(engine, option, size):
         engine.alter_topic("t", **{option: size})
 
 
-@pytest.mark.parametrize("option", ["sync", "on_full"])
-@pytest.mark.parametrize("odd", [1, True, b"commit", ["commit"], {}, object(), "\ud800"])
-def test_an_option_has_one_of_its_words(engine, option, odd):
-    """An option that is no known word is refused."""
+@pytest.mark.parametrize("options", WRONG)
+def test_a_wrong_definition_makes_no_topic(engine, options):
+    """Partitions, columns, keys and options of a wrong type, and words that do not exist."""
+    with pytest.raises(InvalidRequest, match="partitions" if "partitions" in options else None):
+        engine.create_topic("p", **options)
+
+
+@pytest.mark.parametrize("options", WRONG_CHANGES)
+def test_a_wrong_change_of_columns_changes_nothing(engine, options):
+    """Changes are mappings by column, and columns to drop are a list: one text is none."""
     with pytest.raises(InvalidRequest):
-        engine.create_topic("p", **{option: odd})
-
-
-@pytest.mark.parametrize("change", ["add", "widen", "rename"])
-@pytest.mark.parametrize("odd", [1, "v", ["v"], [("v", "long")], {1: "long"}, {"v": 7}])
-def test_changes_are_mappings_by_column(engine, change, odd):
-    """A change of columns that is no mapping of names changes nothing."""
-    with pytest.raises(InvalidRequest):
-        engine.alter_topic("t", **{change: odd})
-
-
-@pytest.mark.parametrize("odd", [1, None, "v", b"v", {"v": 1}, [1]])
-def test_dropped_columns_are_a_list(engine, odd):
-    """Columns to drop are a list of names; one text is not taken as its letters."""
-    with pytest.raises(InvalidRequest):
-        engine.alter_topic("t", drop=odd)
+        engine.alter_topic("t", **options)
 
 
 @pytest.mark.parametrize("name", [1, b"x", None, ["h"], "\ud800", "a\udfff", "/x/\ud800"])
