@@ -33,11 +33,6 @@ class RangeSet(tuple[Range, ...]):
                 found.append((first, end))
         return super().__new__(cls, found)
 
-    @classmethod
-    def of_offsets(cls, offsets: Iterable[int]) -> Self:
-        """Return single offsets as a set."""
-        return cls((offset, offset + 1) for offset in offsets)
-
     def __or__(self, other: Iterable[Range]) -> RangeSet:
         return RangeSet((*self, *other))
 

@@ -91,7 +91,7 @@ def close_with_failing_sync(payload):
     assert log.journal.report.resumed
     assert isinstance(log.plain(1, payload), Ack)
     # The next sync is the one of the closing marker.
-    faulty._plan, faulty._seen = (Fault("sync"),), [0]
+    faulty.plan(Fault("sync"))
     log.close()
     assert log.journal.failed is not None
     return disk.kill_clone()

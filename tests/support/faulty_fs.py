@@ -104,10 +104,14 @@ class FaultyFileSystem:
         self.fired = 0
         self.sync_retried = 0
         self.writes_after_failed_sync = 0
-        self._plan = tuple(plan)
-        self._seen = [0] * len(self._plan)
+        self.plan(*plan)
         self._paths_failed: set[str] = set()
         self._vfs: list[SeamVFS] = []
+
+    def plan(self, *faults: Fault) -> None:
+        """Plan other faults, which count the calls from now on."""
+        self._plan = faults
+        self._seen = [0] * len(faults)
 
     def open(self, path: str, mode: OpenMode) -> FaultyFile:
         self.enter("open", path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import yaml
@@ -267,11 +268,9 @@ def read_documents(text: str) -> list[Mapping[str, object]]:
     for number, root in enumerate(roots, start=1):
         if not isinstance(root, dict):
             raise InvalidRequest("document is not a mapping", document=number)
-        flat: dict[str, object] = {}
-        for key, value in _leaves(root, "", 1):
-            flat[key] = value
-            if len(flat) > KEYS_MAX:
-                raise InvalidRequest("document has too many keys", keys_max=KEYS_MAX)
+        flat = dict(islice(_leaves(root, "", 1), KEYS_MAX + 1))
+        if len(flat) > KEYS_MAX:
+            raise InvalidRequest("document has too many keys", keys_max=KEYS_MAX)
         if not any(key.startswith(f"{name}.") for key in flat for name in SECTIONS):
             raise InvalidRequest(
                 "document has neither wal_cloud nor storage.iceberg_config", document=number

@@ -136,9 +136,8 @@ class Committer:
         A small group needs no other thread: waking that one, and this one again, costs more than
         the sync does. Returns False if nothing was done: then `submit` the entries.
         """
-        if not self._sleeping or self._usual_s > HERE_S_MAX or self.journal.failed is not None:
-            return False
-        if sum(map(size_of, entries)) > HERE_BYTES_MAX:
+        is_quick = self._sleeping and self._usual_s <= HERE_S_MAX and self.journal.failed is None
+        if not is_quick or sum(map(size_of, entries)) > HERE_BYTES_MAX:
             return False
         if not self._owner.acquire(blocking=False):
             return False

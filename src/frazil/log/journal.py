@@ -369,11 +369,8 @@ class Journal:
         """Take a written group into the state; readers see nothing of it before its sync."""
         state = self.state
         time_us = group.time_us
-        for head, payload in group.controls:
-            if head.kind != fmt.KIND_MARKER:
-                state.apply(head, payload)
-                if head.topic in state.topics:
-                    self._dirty[head.topic] = state.topics[head.topic]
+        if group.controls:
+            self._apply_controls(group)
         indexes = self.active.indexes
         for topic, offset, position, length, count in group.data:
             index = topic.index
@@ -409,6 +406,13 @@ class Journal:
         self.active.lsn_last = group.lsn
         self.bytes_written += group.size
         self.group_count += 1
+
+    def _apply_controls(self, group: Group) -> None:
+        for head, payload in group.controls:
+            self.state.apply(head, payload)
+            topic = self.state.topics.get(head.topic)
+            if topic is not None:
+                self._dirty[head.topic] = topic
 
     def _sync_due(self) -> bool:
         """Tell whether records of periodic topics have waited long enough, or are many."""

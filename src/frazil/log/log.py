@@ -90,10 +90,9 @@ class Log:
             return journal.detach_freed()
 
     def _is_pinned(self, segment: Segment) -> bool:
-        for topic_id in segment.topics:
+        for topic_id, summary in segment.summaries().items():
             pinned = self.source.pinned(topic_id)
-            summary = segment.summary(topic_id)
-            if pinned is not None and summary is not None and summary[1] > pinned:
+            if pinned is not None and summary[1] > pinned:
                 return True
         return False
 

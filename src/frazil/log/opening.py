@@ -175,13 +175,9 @@ def refresh_topics(
     refused with what was lost, instead of passing for expired.
     """
     for topic in topics:
-        start, size = None, 0
-        for segment in segments:
-            summary = segment.summary(topic.id)
-            if summary is not None:
-                start = summary[0] if start is None else start
-                size += summary[2]
-        start = topic.next if start is None else start
+        summaries = [segment.summary(topic.id) for segment in segments]
+        held = [summary for summary in summaries if summary is not None]
+        start = held[0][0] if held else topic.next
         for special in reversed(topic.ranges):
             if freed and special.kind == RANGE_GAP and special.end == start > topic.floor:
                 # A hold inside a gap keeps its place: reading from it reports the gap.
@@ -189,7 +185,7 @@ def refresh_topics(
             if not freed and special.end == start and special.first >= topic.start:
                 start = special.first
         topic.start = max(topic.start, start)
-        topic.bytes_local = size
+        topic.bytes_local = sum(summary[2] for summary in held)
         topic.ranges = [special for special in topic.ranges if special.end > topic.start]
 
 

@@ -105,8 +105,7 @@ class LogSource:
                 offset_first=state.start,
             )
         gaps: list[OffsetRange] = []
-        special = covering(state.ranges, offset)
-        while special is not None:
+        while (special := covering(state.ranges, offset)) is not None:
             if special.kind == RANGE_LOST and gaps:
                 # The gap before it is reported first; the next read is refused.
                 return Piece([], offset, tuple(gaps))
@@ -114,7 +113,6 @@ class LogSource:
                 raise lost_error(special, topic=state.spec.name)
             gaps.append(OffsetRange(offset, special.end, special.reason))
             offset = special.end
-            special = covering(state.ranges, offset)
         if offset >= visible:
             return Piece([], offset, tuple(gaps))
         try:

@@ -6,6 +6,7 @@ stuck keeps its segments until its data is `released`, that is, held by the next
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -53,9 +54,7 @@ def segments_to_free(
     excess = sum(segment.body_end for segment in segments) - view.journal_bytes_max
     count = 0
     for segment in segments[:-1]:
-        for topic_id in segment.topics:
-            summary = segment.summary(topic_id)
-            assert summary is not None
+        for topic_id, summary in segment.summaries().items():
             later[topic_id] -= summary[2]
             topic = topics.get(topic_id)
             if topic is None:
@@ -67,13 +66,11 @@ def segments_to_free(
     return count
 
 
-def _bytes_by_topic(segments: Iterable[Segment]) -> dict[int, int]:
-    sizes: dict[int, int] = {}
+def _bytes_by_topic(segments: Iterable[Segment]) -> Counter[int]:
+    sizes: Counter[int] = Counter()
     for segment in segments:
-        for topic_id in segment.topics:
-            summary = segment.summary(topic_id)
-            if summary is not None:
-                sizes[topic_id] = sizes.get(topic_id, 0) + summary[2]
+        for topic_id, summary in segment.summaries().items():
+            sizes[topic_id] += summary[2]
     return sizes
 
 

@@ -102,6 +102,11 @@ class Segment:
             return None
         return entry.first, entry.end, entry.bytes, entry.time_min, entry.time_max
 
+    def summaries(self) -> dict[int, tuple[int, int, int, int, int]]:
+        """Return the summary of each topic here."""
+        found = {topic: self.summary(topic) for topic in self.topics}
+        return {topic: each for topic, each in found.items() if each is not None}
+
     def index(self, topic: int) -> FrameIndex | None:
         """Return where a topic's frames are; reads the footer's index the first time."""
         index = self.indexes.get(topic)

@@ -151,8 +151,7 @@ def fail_the_second_group(path, monkeypatch):
                 while not topic.runtime.log.queue._entries and time.monotonic() < give_up:
                     time.sleep(0.005)
             if len(groups) == 2:
-                system._plan = (Fault("write_at", error=errno.ENOSPC, path_part="/journal"),)
-                system._seen = [0]
+                system.plan(Fault("write_at", error=errno.ENOSPC, path_part="/journal"))
             honest(entries, deliver)
 
         monkeypatch.setattr(journal, "commit", commit)
@@ -200,8 +199,7 @@ def test_what_was_written_while_a_row_was_looked_up_is_built_upon(tmp_path):
             calls.append(keys)
             if len(calls) == 1:
                 topic.update(1, {"c1": 11})
-                system._plan = (Fault("write_at", error=errno.ENOSPC, path_part="/journal"),)
-                system._seen = [0]
+                system.plan(Fault("write_at", error=errno.ENOSPC, path_part="/journal"))
                 with pytest.raises(FrazilError):
                     topic.update(1, {"c2": 12})
             return rows

@@ -201,7 +201,7 @@ def test_a_failing_sync_answers_all_waiters(tmp_path):
         waiting = [Pending() for _ in range(10)]
         for pending in waiting:
             committer.submit(entry(topic, b"x", pending))
-        faulty._plan, faulty._seen = (Fault("sync"),), [0]
+        faulty.plan(Fault("sync"))
         blocked.go()
         for pending in waiting:
             with pytest.raises(Unavailable) as caught:

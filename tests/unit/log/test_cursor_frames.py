@@ -292,9 +292,7 @@ def test_attempts_are_bounded_too():
 
 def without_room(log, *faults):
     """Let the next calls meet a full disk; return the list of times that the ballast was asked for."""
-    plan = [fault for fault in faults if isinstance(fault, Fault)]
-    log.journal._file_system._plan = tuple(plan)
-    log.journal._file_system._seen = [0] * len(plan)
+    log.journal._file_system.plan(*faults)
     asked = []
     log.journal.on_disk_full = lambda: asked.append(True)
     return asked

@@ -18,12 +18,6 @@ from tests.support.faulty_fs import Fault, FaultyFileSystem
 from tests.support.simulated_fs import SimulatedFileSystem
 
 
-def plan(faulty, *faults):
-    """Give a faulty file system new faults."""
-    faulty._plan = faults
-    faulty._seen = [0] * len(faults)
-
-
 def payloads(log):
     """Return the payloads of topic 1 in order."""
     piece = log.source.read(1, offset=0, bytes_max=1 << 20)
@@ -107,11 +101,11 @@ def test_no_descriptors_at_rotation_is_no_failure():
     log = DrivenLog(faulty, settings=log_settings())
     log.create(1, "/default/a")
     log.plain(1, b"x")
-    plan(faulty, Fault("open", error=errno.EMFILE, persistent=True, path_part=".new"))
+    faulty.plan(Fault("open", error=errno.EMFILE, persistent=True, path_part=".new"))
     with pytest.raises(Overloaded):
         log.journal.rotate()
     assert log.journal.failed is None
-    plan(faulty)
+    faulty.plan()
     log.journal.rotate()
     log.plain(1, b"y")
     assert payloads(log) == [b"x", b"y"]
@@ -125,7 +119,7 @@ def test_what_was_never_synced_is_not_read_after_a_failure():
     log.create(1, "/default/a", sync="periodic")
     log.plain(1, b"durable", sync=True)
     log.plain(1, b"not synced")
-    plan(faulty, Fault("sync", persistent=True))
+    faulty.plan(Fault("sync", persistent=True))
     answer = log.plain(1, b"asks", sync=True)
     assert isinstance(answer, Unavailable)
     assert log.topic(1).durable == 1

@@ -32,8 +32,7 @@ def faulty_log(disk, *faults, **settings):
     file_system = FaultyFileSystem(disk)
     log = DrivenLog(file_system, settings=log_settings(**settings))
     log.create(1, "/default/a")
-    file_system._plan = faults
-    file_system._seen = [0] * len(faults)
+    file_system.plan(*faults)
     return log
 
 
@@ -115,8 +114,7 @@ def test_no_room_for_the_next_segment_is_no_failure(disk, verb):
     """
     log = faulty_log(disk, segment_bytes_max=64 << 10)
     assert isinstance(log.plain(1, bytes(60 << 10)), Ack)
-    log.journal._file_system._plan = (Fault(verb, error=errno.ENOSPC),)
-    log.journal._file_system._seen = [0]
+    log.journal._file_system.plan(Fault(verb, error=errno.ENOSPC))
     assert isinstance(log.plain(1, bytes(30 << 10)), Overloaded)
     assert log.journal.failed is None
     assert log.plain(1, bytes(30 << 10)).offset == 1
@@ -154,8 +152,7 @@ def test_a_failed_footer_is_not_tried_again(disk):
     log = faulty_log(disk)
     log.plain(1, b"x")
     log.journal.rotate()
-    log.journal._file_system._plan = (Fault("sync"),)
-    log.journal._file_system._seen = [0]
+    log.journal._file_system.plan(Fault("sync"))
     with pytest.raises(OSError, match="injected"):
         log.journal.seal_one()
     assert not log.journal.seal_one()
