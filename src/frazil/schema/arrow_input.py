@@ -134,8 +134,6 @@ def raw_batches(data: object) -> Iterator[pa.RecordBatch]:
             yield data
         elif isinstance(data, pa.Table):
             yield from data.to_batches()
-        elif isinstance(data, pa.RecordBatchReader):
-            yield from data
         elif hasattr(data, "__arrow_c_stream__"):
             yield from pa.RecordBatchReader.from_stream(data)
         elif hasattr(data, "__arrow_c_array__"):

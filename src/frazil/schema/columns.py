@@ -613,8 +613,6 @@ def infer_schema(
         for name, value in row.items():
             known = found.get(name, pa.null())
             found[name] = _merged(known, _type_of(name, value), path=name)
-    for name, data_type in found.items():
-        _refuse_null(data_type, path=name)
     return declare_schema(found, limits=limits, primary_key=primary_key)
 
 
@@ -645,17 +643,17 @@ def _wide(data_type: pa.DataType) -> pa.DataType:
 
 def _merged(left: pa.DataType, right: pa.DataType, *, path: str) -> pa.DataType:
     """Return the type that holds values of both; only nulls and number widths give way."""
-    if left == right or pa.types.is_null(right):
+    if left == right or pt.is_null(right):
         return left
-    if pa.types.is_null(left):
+    if pt.is_null(left):
         return right
     if {left, right} == {pa.int64(), pa.float64()}:
         return pa.float64()
-    if pa.types.is_decimal(left) and pa.types.is_decimal(right):
+    if pt.is_decimal(left) and pt.is_decimal(right):
         return pa.decimal128(DECIMAL_PRECISION_MAX, max(left.scale, right.scale))
-    if pa.types.is_list(left) and pa.types.is_list(right):
+    if pt.is_list(left) and pt.is_list(right):
         return pa.list_(_merged(left.value_type, right.value_type, path=f"{path}.item"))
-    if pa.types.is_struct(left) and pa.types.is_struct(right):
+    if pt.is_struct(left) and pt.is_struct(right):
         merged = {field.name: field.type for field in left}
         for field in right:
             known = merged.get(field.name, pa.null())
@@ -667,12 +665,3 @@ def _merged(left: pa.DataType, right: pa.DataType, *, path: str) -> pa.DataType:
         one=type_name(left),
         other=type_name(right),
     )
-
-
-def _refuse_null(data_type: pa.DataType, *, path: str) -> None:
-    if pa.types.is_null(data_type):
-        raise InvalidRequest(
-            "column type cannot be inferred from null, declare the column", column=path
-        )
-    for child in children_of(data_type):
-        _refuse_null(child.type, path=f"{path}.{child.name}")

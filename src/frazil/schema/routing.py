@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +18,7 @@ from frazil.errors import InvalidRequest
 from frazil.schema.columns import column_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _FNV_OFFSET: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
@@ -63,13 +63,13 @@ def part_of_row(row: Mapping[str, object], names: Sequence[str], partitions: int
         InvalidRequest: if the row lacks a key column.
     """
     try:
-        values = [row[name] for name in names]
-    except (KeyError, TypeError, IndexError) as error:
-        raise InvalidRequest("row lacks its primary key", columns=", ".join(names)) from error
-    try:
-        return part_of_values(values, partitions)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest("primary key cannot be used to choose a part", error=error) from error
+        return part_of_values([row[name] for name in names], partitions)
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(
+            "row lacks its primary key, or the key cannot choose a part",
+            columns=", ".join(names),
+            error=error,
+        ) from error
 
 
 def parts_of_batch(batch: pa.RecordBatch, names: Sequence[str], partitions: int) -> list[int]:
@@ -79,14 +79,11 @@ def parts_of_batch(batch: pa.RecordBatch, names: Sequence[str], partitions: int)
 
 
 def _column(column: pa.Array) -> list[object]:
-    values: list[object]
-    if pt.is_timestamp(column.type) and column.type.unit == "ns":
-        zone = None if column.type.tz is None else dt.UTC
-        counts = column.cast(pa.int64()).to_pylist()
-        values = [None if ns is None else _instant(ns, zone) for ns in counts]
-    else:
-        values = column.to_pylist()
-    return values
+    if not (pt.is_timestamp(column.type) and column.type.unit == "ns"):
+        return list(column.to_pylist())
+    zone = None if column.type.tz is None else dt.UTC
+    counts = column.cast(pa.int64()).to_pylist()
+    return [None if ns is None else _instant(ns, zone) for ns in counts]
 
 
 def _instant(ns: int, zone: dt.tzinfo | None) -> object:
@@ -97,20 +94,7 @@ def _instant(ns: int, zone: dt.tzinfo | None) -> object:
 
 def _plain(value: object) -> object:
     """Return the one form that all equal values of a column share."""
-    if isinstance(value, Decimal):
-        return _plain_decimal(value)
-    if isinstance(value, dt.datetime):
-        return _plain_datetime(value)
-    if isinstance(value, dt.date):
-        return dt.date(value.year, value.month, value.day)
-    if isinstance(value, (bytearray, memoryview)):
-        return bytes(value)
-    # What follows are subclasses, whose own encoding could be anything.
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return int(value)
-    return value
+    return next((form(value) for kinds, form in _FORMS if isinstance(value, kinds)), value)
 
 
 def _plain_decimal(value: Decimal) -> object:
@@ -134,3 +118,18 @@ def _plain_datetime(value: dt.datetime) -> dt.datetime:
         value.microsecond,
         tzinfo=zone,
     )
+
+
+def _plain_date(value: dt.date) -> dt.date:
+    return dt.date(value.year, value.month, value.day)
+
+
+_FORMS: Final[tuple[tuple[Any, Callable[[Any], object]], ...]] = (
+    (Decimal, _plain_decimal),
+    (dt.datetime, _plain_datetime),
+    (dt.date, _plain_date),
+    ((bytearray, memoryview), bytes),
+    (str, str.__str__),
+    (int, int),
+)
+"""The plain form of each kind; that of a subclass too, whose own encoding could be anything."""
