@@ -295,18 +295,12 @@ def schema_with(fields: Sequence[pa.Field], *, last: int) -> pa.Schema:
 
 def column_id(field: pa.Field) -> int:
     """Return the id of `field`, which must come from a declared schema."""
-    metadata = field.metadata
-    if metadata is None or ID_KEY not in metadata:
-        raise InvalidRequest("field has no id, declare the schema first", column=field.name)
-    return int(metadata[ID_KEY])
+    return int(field.metadata[ID_KEY])
 
 
 def last_id(schema: pa.Schema) -> int:
     """Return the highest id `schema` or one of its ancestors ever gave."""
-    metadata = schema.metadata
-    if metadata is None or LAST_ID_KEY not in metadata:
-        raise InvalidRequest("schema has no ids, declare it first")
-    return int(metadata[LAST_ID_KEY])
+    return int(schema.metadata[LAST_ID_KEY])
 
 
 def ids_of(schema: pa.Schema) -> dict[str, int]:

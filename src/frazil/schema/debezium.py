@@ -16,7 +16,7 @@ holds digits.
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
@@ -180,12 +180,10 @@ def _decimal(field: pa.Field, logical: Logical | None, from_text: Convert, value
 
 def _from_base64(value: object, scale: int, field: pa.Field) -> Decimal:
     """Return Java's BigDecimal: the big-endian bytes of its digits, and its scale."""
-    data = None
+    data = b""
     if isinstance(value, str) and abs(scale) <= 100:
-        try:
+        with contextlib.suppress(ValueError):
             data = base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            data = None
     if not data or len(data) > DECIMAL_BYTES_MAX:
         raise InvalidRequest("text is not the base64 of a decimal", column=field.name)
     number = Decimal(int.from_bytes(data, "big", signed=True))
