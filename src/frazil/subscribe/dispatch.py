@@ -658,36 +658,30 @@ class Dispatch:
             if late:
                 self._actions += self._fail(late, Cause.TIMEOUT, now_ms)
                 self.overdue(now_ms)
-        first_ms = self._alarms.first_ms()
-        if first_ms is None or first_ms > now_ms:
-            return
-        recounts: dict[Cause, Change] = {}
-        owed: dict[Cause, list[DeliveryRecord]] = {}
         for offset in self._alarms.ring(now_ms):
-            record = self._records[offset]
-            if record.state is State.WAITING:
-                self._make_ready(record)
-            elif record.settling is not None:
-                # The result of the ack comes first.
-                self._alarms.set(offset, now_ms + self._limits.retry_ms)
-            elif record.state is State.OWED:
-                owed.setdefault(record.cause, []).append(record)
-            elif record.state is State.UNCOUNTED:
-                cause = Cause.LOST if offset in self._returning else Cause.TIMEOUT
-                recount = recounts.setdefault(cause, Change(cause))
-                record.state, record.counting = State.COUNTING, recount
-                _count(recount, record)
-            elif self._policy.poison is not Poison.DEAD_LETTER or (
-                record.attempt <= self._attempts_max
-            ):
-                # The policy changed meanwhile.
-                record.due_ms = now_ms
-                self._arrange(record, now_ms)
-            else:
-                self._actions.append(DeadLetter(offset, record.attempt - 1, record.reason))
-        self._actions += recounts.values()
-        for cause, records in owed.items():
-            self._settle_owed(records, cause)
+            self._rung(self._records[offset], now_ms)
+
+    def _rung(self, record: DeliveryRecord, now_ms: int) -> None:
+        """Do what the alarm of a record is for."""
+        offset, poison = record.offset, self._policy.poison
+        if record.state is State.WAITING:
+            self._make_ready(record)
+        elif record.settling is not None:
+            # The result of the ack comes first.
+            self._alarms.set(offset, now_ms + self._limits.retry_ms)
+        elif record.state is State.OWED:
+            self._settle_owed([record], record.cause)
+        elif record.state is State.UNCOUNTED:
+            recount = Change(Cause.LOST if offset in self._returning else Cause.TIMEOUT)
+            record.state, record.counting = State.COUNTING, recount
+            _count(recount, record)
+            self._actions.append(recount)
+        elif poison is not Poison.DEAD_LETTER or record.attempt <= self._attempts_max:
+            # The policy changed meanwhile.
+            record.due_ms = now_ms
+            self._arrange(record, now_ms)
+        else:
+            self._actions.append(DeadLetter(offset, record.attempt - 1, record.reason))
 
     # -- what follows ----------------------------------------------------------------------------
 
