@@ -217,7 +217,7 @@ def alter(
         "objects_retention_age": objects_retention_age,
         "objects_retention_bytes": objects_retention_bytes,
     }
-    if lake is None and objects is None and not any(changes.values()):
+    if all(value in (None, {}, ()) for value in changes.values()):
         raise InvalidRequest("nothing to change, give an option such as --add", topic=name)
     confirm = lake is False and agreed(
         f"records of {name} that its table does not have yet may go with its retention; switch "

@@ -10,7 +10,8 @@ them out, `raw` types are read instead, checked, and converted.
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Final
+import functools
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -113,35 +114,55 @@ def is_doubtful(data_type: pa.DataType) -> bool:
     return bool(pt.is_decimal(data_type))
 
 
+@functools.singledispatch
 def spark_type(data_type: pa.DataType, *, raw: bool = False) -> T.DataType:
     """Return the Spark type for an Arrow type: the table's, or the one that holds anything.
 
     Raises:
         InvalidRequest: for a type that no table has.
     """
-    if pt.is_struct(data_type):
-        return T.StructType(
-            [T.StructField(field.name, spark_type(field.type, raw=raw)) for field in data_type]
-        )
-    if pt.is_map(data_type):
-        key, value = data_type.key_type, data_type.item_type
-        return T.MapType(spark_type(key, raw=raw), spark_type(value, raw=raw))
-    if pt.is_list(data_type):
-        return T.ArrayType(spark_type(data_type.value_type, raw=raw))
-    if pt.is_timestamp(data_type):
-        if raw and is_doubtful(data_type):
-            # Parquet has no seconds: they are staged as milliseconds too.
-            return T.LongType()
-        return T.TimestampNTZType() if data_type.tz is None else T.TimestampType()
-    if pt.is_decimal(data_type):
-        digits = DECIMAL_DIGITS_MAX if raw else data_type.precision
-        return T.DecimalType(digits, data_type.scale)
-    if pt.is_fixed_size_binary(data_type):
-        return T.BinaryType()
+    del raw
     found = _SCALARS.get(data_type)
     if found is None:
         raise InvalidRequest("column type is not supported in a table", type=data_type)
     return found
+
+
+@spark_type.register(pa.StructType)
+def _(data_type: Any, *, raw: bool = False) -> T.DataType:
+    return T.StructType(
+        [T.StructField(each.name, spark_type(each.type, raw=raw)) for each in data_type]
+    )
+
+
+@spark_type.register(pa.MapType)
+def _(data_type: Any, *, raw: bool = False) -> T.DataType:
+    key, value = data_type.key_type, data_type.item_type
+    return T.MapType(spark_type(key, raw=raw), spark_type(value, raw=raw))
+
+
+@spark_type.register(pa.ListType)
+def _(data_type: Any, *, raw: bool = False) -> T.DataType:
+    return T.ArrayType(spark_type(data_type.value_type, raw=raw))
+
+
+@spark_type.register(pa.TimestampType)
+def _(data_type: Any, *, raw: bool = False) -> T.DataType:
+    if raw and is_doubtful(data_type):
+        # Parquet has no seconds: they are staged as milliseconds too.
+        return T.LongType()
+    return T.TimestampNTZType() if data_type.tz is None else T.TimestampType()
+
+
+@spark_type.register(pa.Decimal128Type)
+def _(data_type: Any, *, raw: bool = False) -> T.DataType:
+    return T.DecimalType(DECIMAL_DIGITS_MAX if raw else data_type.precision, data_type.scale)
+
+
+@spark_type.register(pa.FixedSizeBinaryType)
+def _(data_type: Any, *, raw: bool = False) -> T.DataType:
+    del data_type, raw
+    return T.BinaryType()
 
 
 def staged_schema(schema: pa.Schema, *, raw: bool = False) -> T.StructType:

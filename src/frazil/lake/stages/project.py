@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.types as pt
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody knows it by
 from pyspark.sql import types as T  # noqa: N812 - as F
 
@@ -100,31 +100,50 @@ def _column(field: T.StructField, context: Context) -> Column:
     if context.raw and index >= 0:
         source = context.schema.field(index)
         if any(is_doubtful(leaf.type) for leaf in leaves(source)):
-            column = _exact(column, source.type)
+            column = _exact(source.type, column)
     if index >= 0:
         # Others may have added fields inside of it.
         column = shaped(column, spark_type(context.schema.field(index).type), field.dataType)
     return column.alias(field.name)
 
 
-def _exact(column: Column, data_type: pa.DataType) -> Column:
+@functools.singledispatch
+def _exact(data_type: pa.DataType, column: Column) -> Column:
     """Return a value that was read raw and found to fit, in the type of the table."""
-    if pt.is_struct(data_type):
-        fields = [
-            _exact(column.getField(child.name), child.type).alias(child.name) for child in data_type
-        ]
-        return F.when(column.isNotNull(), F.struct(*fields))
-    if pt.is_map(data_type):
-        if not is_doubtful(data_type.key_type):
-            return F.transform_values(column, lambda _key, each: _exact(each, data_type.item_type))
-        keys = F.transform(F.map_keys(column), lambda each: _exact(each, data_type.key_type))
-        values = F.transform(F.map_values(column), lambda each: _exact(each, data_type.item_type))
-        return F.map_from_arrays(keys, values)
-    if pt.is_list(data_type):
-        return F.transform(column, lambda each: _exact(each, data_type.value_type))
-    if pt.is_timestamp(data_type) and is_doubtful(data_type):
-        instant = F.timestamp_millis(column)
-        return instant if data_type.tz is not None else instant.cast(T.TimestampNTZType())
-    if pt.is_decimal(data_type):
-        return column.cast(T.DecimalType(data_type.precision, data_type.scale))
+    del data_type
     return column
+
+
+@_exact.register(pa.StructType)
+def _(data_type: Any, column: Column) -> Column:
+    fields = [
+        _exact(child.type, column.getField(child.name)).alias(child.name) for child in data_type
+    ]
+    return F.when(column.isNotNull(), F.struct(*fields))
+
+
+@_exact.register(pa.MapType)
+def _(data_type: Any, column: Column) -> Column:
+    if not is_doubtful(data_type.key_type):
+        return F.transform_values(column, lambda _key, each: _exact(data_type.item_type, each))
+    keys = F.transform(F.map_keys(column), lambda each: _exact(data_type.key_type, each))
+    values = F.transform(F.map_values(column), lambda each: _exact(data_type.item_type, each))
+    return F.map_from_arrays(keys, values)
+
+
+@_exact.register(pa.ListType)
+def _(data_type: Any, column: Column) -> Column:
+    return F.transform(column, lambda each: _exact(data_type.value_type, each))
+
+
+@_exact.register(pa.TimestampType)
+def _(data_type: Any, column: Column) -> Column:
+    if not is_doubtful(data_type):
+        return column
+    instant = F.timestamp_millis(column)
+    return instant if data_type.tz is not None else instant.cast(T.TimestampNTZType())
+
+
+@_exact.register(pa.Decimal128Type)
+def _(data_type: Any, column: Column) -> Column:
+    return column.cast(T.DecimalType(data_type.precision, data_type.scale))
