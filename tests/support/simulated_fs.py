@@ -371,6 +371,15 @@ class SimulatedFileSystem:
         damage(content)
         self.write_bytes(path, bytes(content))
 
+    def flip(self, path: str, position: int, mask: int = 1) -> None:
+        """Flip bits of one byte in the cache and on the disk alike."""
+        self.overwrite(path, position, bytes([self.read_bytes(path)[position] ^ mask]))
+
+    def overwrite(self, path: str, position: int, data: bytes) -> None:
+        """Put bytes over those at a position, in the cache and on the disk alike."""
+        content = self.read_bytes(path)
+        self.write_bytes(path, content[:position] + data + content[position + len(data) :])
+
     def load(self, directory: Path, target: str = "/") -> None:
         """Copy a real directory to `target`, durable."""
         with self.mutex:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from frazil.errors import Conflict, FrazilError, Overloaded
+from frazil.errors import Conflict, FrazilError
 from frazil.metadata.etcd_rpc import LeaseGone
 from frazil.metadata.etcd_space import HELD, LEASE, modified_is
-from frazil.metadata.lease import LEASES_MAX, Lease, LeaseRecord, check_lease
+from frazil.metadata.lease import Lease, LeaseRecord, check_lease
 from frazil.metadata.proto import etcd_pb2 as wire
 from frazil.metadata.transaction import number_of
 
@@ -49,10 +49,6 @@ class _Stored:
     def epoch_held(self) -> int | None:
         return number_of(self.held)
 
-    @property
-    def held_revision(self) -> int:
-        return 0 if self.held is None else self.held.mod_revision
-
 
 class EtcdLeases:
     """The leases that one store was given. Safe for any thread."""
@@ -66,8 +62,6 @@ class EtcdLeases:
     def acquire(self, name: str, holder: str, ttl_s: float, epoch_above: int) -> Lease:
         """Take a lease under a new epoch; see the interface of the store."""
         check_lease(name, holder, ttl_s, epoch_above)
-        if name not in self._own and len(self._own) >= LEASES_MAX:
-            raise Overloaded("too many leases are held", leases_max=LEASES_MAX)
         for _ in range(TRIES_MAX):
             stored = self._free(name, holder)
             record = stored.record.following(holder, epoch_above=epoch_above)
@@ -103,11 +97,12 @@ class EtcdLeases:
         )
         lease = Lease(name, record.holder, record.epoch, ttl_s, begun + ttl_s, record.since)
         own = _Own(lease, granted.id)
+        held_revision = 0 if stored.held is None else stored.held.mod_revision
         try:
             outcome = space.transact(
                 [
                     modified_is(space.keys.of(LEASE + name), stored.record_revision),
-                    modified_is(space.keys.of(HELD + name), stored.held_revision),
+                    modified_is(space.keys.of(HELD + name), held_revision),
                 ],
                 [
                     space.keys.put(LEASE + name, record.encode()),
@@ -130,8 +125,8 @@ class EtcdLeases:
 
     def renew(self, lease: Lease) -> Lease:
         """Let a lease last its time from now on; see the interface of the store."""
-        own = self._held_own(lease.name, lease.epoch)
-        if own is None:
+        own = self._own.get(lease.name)
+        if own is None or own.lease.epoch != lease.epoch or self._is_over(own.lease):
             raise self._lost(lease.name, lease.epoch)
         begun = self._clock.monotonic()
         # A server that hangs must leave time for another try before the lease is over.
@@ -196,11 +191,6 @@ class EtcdLeases:
         if record is None:
             return _Stored(LeaseRecord(0, ""), 0, held)
         return _Stored(LeaseRecord.decode(record.value), record.mod_revision, held)
-
-    def _held_own(self, name: str, epoch: int) -> _Own | None:
-        own = self._own.get(name)
-        is_held = own is not None and own.lease.epoch == epoch and not self._is_over(own.lease)
-        return own if is_held else None
 
     def _is_over(self, lease: Lease) -> bool:
         return lease.expires_at <= self._clock.monotonic()

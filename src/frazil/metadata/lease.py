@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import msgspec
 
-from frazil.errors import Conflict, CorruptionError, InvalidRequest, Overloaded
+from frazil.errors import Conflict, CorruptionError, InvalidRequest
 from frazil.metadata.transaction import NUMBER_MAX, check_name
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
 
-__all__ = ["LEASES_MAX", "LEASE_TTL_S_MAX", "Lease", "LeaseBook", "LeaseRecord", "check_lease"]
+__all__ = ["LEASE_TTL_S_MAX", "Lease", "LeaseBook", "LeaseRecord", "check_lease"]
 
-LEASES_MAX: Final = 10_000
 LEASE_TTL_S_MAX: Final = 86_400.0
 
 
@@ -98,25 +97,17 @@ class LeaseBook:
 
         Raises:
             Conflict: another holder has it; `remaining_s` says for how long at most.
-            Overloaded: too many leases are held.
         """
         check_lease(name, holder, ttl_s, epoch_above)
         found = self.held(name)
-        now = self._clock.monotonic()
         if found is not None and found.holder != holder:
             raise Conflict(
                 "lease is held by another",
                 lease=name,
                 holder=found.holder,
                 epoch=found.epoch,
-                remaining_s=round(found.expires_at - now, 3),
+                remaining_s=round(found.expires_at - self._clock.monotonic(), 3),
             )
-        if found is None and len(self._leases) >= LEASES_MAX:
-            self._leases = {
-                other.name: other for other in self._leases.values() if other.expires_at > now
-            }
-            if len(self._leases) >= LEASES_MAX:
-                raise Overloaded("too many leases are held", leases_max=LEASES_MAX)
 
     def grant(self, name: str, record: LeaseRecord, ttl_s: float) -> Lease:
         """Note the lease as held, from now on; the record must be durable."""

@@ -97,10 +97,9 @@ class Ownership:
         """
         until = self._clock.monotonic() + (self._ttl_s * 2 + 1 if self.expires else 0)
         awaited = False
-        while True:
+        while self._lease is None:
             try:
                 self._hold(self._acquire(epoch_above))
-                break
             except Conflict as error:
                 if self._clock.monotonic() >= until:
                     raise

@@ -182,13 +182,7 @@ def _row(entry: Entry) -> tuple[str, bytes, int, int, int]:
 
 
 def _state_after(state: State, revision: Revision, changes: Sequence[Change]) -> State:
-    count = state.entries
-    digest = state.digest
-    for change in changes:
-        if change.before is not None:
-            count -= 1
-            digest -= entry_crc(change.before)
-        if change.after is not None:
-            count += 1
-            digest += entry_crc(change.after)
-    return State(revision, count, digest % DIGEST_MODULUS)
+    before = [entry_crc(change.before) for change in changes if change.before is not None]
+    after = [entry_crc(change.after) for change in changes if change.after is not None]
+    count = state.entries - len(before) + len(after)
+    return State(revision, count, (state.digest - sum(before) + sum(after)) % DIGEST_MODULUS)

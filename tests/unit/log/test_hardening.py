@@ -191,12 +191,8 @@ def test_a_marker_behind_lost_frames_tells_the_sequence():
     log.plain(1, b"unproven")
     after = disk.kill_clone()
     index = log.journal.active.indexes[1]
-    start = index.positions[0] << 3
-
-    def spoil(data):
-        data[start : start + index.lengths[0]] = bytes(index.lengths[0])
-
-    after.corrupt(log.journal.active.path, spoil)
+    path = log.journal.active.path
+    after.overwrite(path, index.positions[0] << 3, bytes(index.lengths[0]))
     again = DrivenLog(after)
     assert again.journal.report.lost
     assert again.topic(1).next == 2

@@ -37,11 +37,7 @@ def data_frames(disk, topic):
 
 def damage(disk, frame):
     """Flip a bit in the last bytes of a frame's payload."""
-
-    def flip(data):
-        data[frame.end - 8] ^= 1
-
-    disk.corrupt(frame.path, flip)
+    disk.flip(frame.path, frame.end - 8)
 
 
 def payloads(log, topic, **options):
@@ -130,11 +126,7 @@ def test_a_damaged_index_is_rebuilt_from_the_frames(disk, log):
     assert log.journal.seal_one()
     body_end = log.journal.segments[0].body_end
     log.close()
-
-    def flip(data):
-        data[body_end + 3] ^= 0x10
-
-    disk.corrupt(SEGMENT, flip)
+    disk.flip(SEGMENT, body_end + 3, 0x10)
     log = DrivenLog(disk)
     assert payloads(log, 1) == [b"one", b"two"]
     assert payloads(log, 2) == [b"three"]
@@ -150,11 +142,7 @@ def test_a_damaged_index_over_damaged_frames_names_the_range(disk, log):
     body_end = log.journal.segments[0].body_end
     log.close()
     damage(disk, data_frames(disk, 1)[1])
-
-    def flip(data):
-        data[body_end + 3] ^= 0x10
-
-    disk.corrupt(SEGMENT, flip)
+    disk.flip(SEGMENT, body_end + 3, 0x10)
     content = DrivenLog(disk).read(1)
     assert content.lost == [(0, 3)]
     assert [record["payload"] for record in content.records.values()] == [b"four"]
@@ -165,11 +153,7 @@ def test_a_frame_put_where_another_was_is_refused(disk, log):
     log.plain(1, b"aaaa")
     log.plain(1, b"bbbb")
     one, two = data_frames(disk, 1)
-
-    def misdirect(data):
-        data[one.position : one.end] = data[two.position : two.end]
-
-    disk.corrupt(SEGMENT, misdirect)
+    disk.overwrite(SEGMENT, one.position, disk.read_bytes(SEGMENT)[two.position : two.end])
     content = log.read(1)
     assert content.lost == [(0, 1)]
     assert [record["payload"] for record in content.records.values()] == [b"bbbb"]

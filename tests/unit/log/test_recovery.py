@@ -114,11 +114,7 @@ def test_a_destroyed_start_of_the_last_segment_keeps_its_records(disk):
     """Header and checkpoint may both be gone: the frames behind them are found all the same."""
     log = three_segments(disk)
     log.close()
-
-    def destroy(data):
-        data[:400] = bytes(400)
-
-    disk.corrupt(segment_path(3), destroy)
+    disk.overwrite(segment_path(3), 0, bytes(400))
     log = DrivenLog(disk)
     assert list(log.read(1).records) == [0, 1, 2, 3, 4, 5]
     assert log.plain(1, b"new").offset >= 6
@@ -130,11 +126,7 @@ def test_damage_below_the_synced_mark_is_quarantined(disk):
     three_segments(disk).close()
     files = {path: disk.read_bytes(path) for path in disk.paths()}
     frames = [f for f in walk_frames(files)[0] if f.path == segment_path(3) and f.topic == 1]
-
-    def flip(data):
-        data[frames[0].end - 4] ^= 0x40
-
-    disk.corrupt(segment_path(3), flip)
+    disk.flip(segment_path(3), frames[0].end - 4, 0x40)
     log = DrivenLog(disk)
     report = log.journal.report
     assert [(topic, r.first, r.end) for topic, r in report.lost] == [(1, 4, 6)]
@@ -202,11 +194,7 @@ def test_a_flip_in_the_checkpoint_of_a_fresh_segment_is_reported(disk, position)
     log.create(1, "/default/a")
     log.journal.rotate()
     after = disk.kill_clone()
-
-    def flip(data):
-        data[position] ^= 4
-
-    after.corrupt(log.journal.active.path, flip)
+    after.flip(log.journal.active.path, position, 4)
     opened = DrivenLog(after).journal
     assert opened.report.warnings
     assert opened.report.quarantined
@@ -230,12 +218,8 @@ def test_a_frame_in_the_place_of_another_does_not_hide_it(disk):
     """Where batches are missing and no bytes are bad, what may have been lost is reported."""
     path, [_first, (second, size), (third, _size)] = three_topics(disk)
     after = disk.kill_clone()
-
-    def move(data):
-        data[second : second + size] = data[third : third + size]
-        data[third : third + size] = bytes(size)
-
-    after.corrupt(path, move)
+    after.overwrite(path, second, after.read_bytes(path)[third : third + size])
+    after.overwrite(path, third, bytes(size))
     log = DrivenLog(after)
     assert log.read(2).covered(0)
     assert log.plain(2, b"new").offset > 0
@@ -247,12 +231,9 @@ def test_a_frame_out_of_order_is_reported_as_lost(disk):
     """Of two frames that contradict each other one is kept, and the records of the other are reported."""
     path, [_first, (second, size), (third, _size)] = three_topics(disk)
     after = disk.kill_clone()
-
-    def exchange(data):
-        left, right = data[second : second + size], data[third : third + size]
-        data[second : second + size], data[third : third + size] = right, left
-
-    after.corrupt(path, exchange)
+    data = after.read_bytes(path)
+    after.overwrite(path, second, data[third : third + size])
+    after.overwrite(path, third, data[second : second + size])
     log = DrivenLog(after)
     contents = [log.read(topic) for topic in (2, 3)]
     assert sorted(len(content.records) for content in contents) == [0, 1]
@@ -273,13 +254,9 @@ def test_the_last_frame_inside_another_is_reported_as_lost(disk):
     indexes = log.journal.active.indexes
     target = (indexes[2].positions[0] << 3) + 800
     source, size = indexes[3].positions[0] << 3, indexes[3].lengths[0]
-    after = disk.kill_clone()
-
-    def move(data):
-        data[target : target + size] = data[source : source + size]
-        data[source : source + size] = bytes(size)
-
-    after.corrupt(log.journal.active.path, move)
+    after, path = disk.kill_clone(), log.journal.active.path
+    after.overwrite(path, target, after.read_bytes(path)[source : source + size])
+    after.overwrite(path, source, bytes(size))
     again = DrivenLog(after)
     assert again.read(2).covered(0)
     contents = {topic: again.read(topic) for topic in (1, 3)}

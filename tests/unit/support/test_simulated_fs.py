@@ -438,11 +438,7 @@ def test_damage_is_durable(disk):
     """Damage shows at once and after every crash, and changes nothing else."""
     durable_file(disk, data=b"abcdef")
     disk.open("/d/unsynced", "create")
-
-    def flip(content):
-        content[2] ^= 1
-
-    disk.corrupt("/d/a", flip)
+    disk.flip("/d/a", 2)
     assert disk.read_bytes("/d/a") == b"abbdef"
     assert contents(disk) == {b"abbdef"}
     assert listings(disk) == {("a",), ("a", "unsynced")}
