@@ -124,7 +124,7 @@ def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = Tru
 
 
 def _soften(report: Report) -> None:
-    """Take back what may only look like damage because somebody writes just now."""
+    """Turn damage into information: a running writer may look like it."""
     report.lost = []
     report.findings = [
         attrs.evolve(finding, level="info") if finding.level == "damage" else finding
@@ -132,7 +132,7 @@ def _soften(report: Report) -> None:
     ]
 
 
-# -- the place -----------------------------------------------------------------------------------
+# -- directory -----------------------------------------------------------------------------------
 
 
 def _check_lock(report: Report, access: Access, paths: DataDirectory) -> None:
@@ -194,7 +194,7 @@ def _check_machine(report: Report, settings: Settings, file_system: FileSystem) 
         report.add(
             "warning",
             "disk",
-            f"lies on a network file system ({kind}), whose syncs and locks may lie",
+            f"is on a network file system ({kind}), which may not sync and lock as it says",
             "move it to a local disk",
         )
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -252,7 +252,7 @@ def _check_journal(report: Report, facts: JournalFacts) -> None:
         report.add(
             "info",
             JOURNAL,
-            f"{facts.bytes_torn} bytes behind the last whole frame: a crash cut a write short",
+            f"{facts.bytes_torn} bytes after the last whole frame: a crash cut a write short",
             "nothing: they were never acked and will be cut",
         )
     versions = sorted({segment["format_version"] for segment in facts.segments})
@@ -284,23 +284,23 @@ def _verify(report: Report, facts: JournalFacts) -> None:
 
 
 def _check_quarantine(report: Report, file_system: FileSystem, paths: DataDirectory) -> None:
-    for place in (paths.quarantine, f"{paths.journal}/quarantine"):
+    for folder in (paths.quarantine, f"{paths.journal}/quarantine"):
         try:
-            if file_system.stat(place) is None:
+            if file_system.stat(folder) is None:
                 continue
-            names = file_system.list_directory(place)
+            names = file_system.list_directory(folder)
         except OSError as error:
-            report.add("warning", "quarantine", f"{place} cannot be listed: {error}", "check it")
+            report.add("warning", "quarantine", f"{folder} cannot be listed: {error}", "check it")
             continue
         for name in names:
             if name.endswith(".reason.json"):
                 continue
-            reason = _reason(file_system, f"{place}/{name}.reason.json")
-            report.quarantined.append({"path": f"{place}/{name}", "reason": reason})
+            reason = _reason(file_system, f"{folder}/{name}.reason.json")
+            report.quarantined.append({"path": f"{folder}/{name}", "reason": reason})
             report.add(
                 "warning",
                 "quarantine",
-                f"{place}/{name}: {_reason_text(reason)}",
+                f"{folder}/{name}: {_reason_text(reason)}",
                 "look into it; delete it when it is not needed any more",
             )
 
@@ -329,15 +329,15 @@ def _check_files(
     if file_system.stat(paths.disk) is None:
         return
     for directory in file_system.list_directory(paths.disk):
-        place = f"{paths.disk}/{directory}"
-        info = file_system.stat(place)
+        folder = f"{paths.disk}/{directory}"
+        info = file_system.stat(folder)
         if info is None or not info.is_directory:
             continue
-        for name in file_system.list_directory(place):
+        for name in file_system.list_directory(folder):
             if not name.endswith(".parquet"):
                 continue
             report.files += 1
-            fault = _file_fault(file_system, f"{place}/{name}", read_all=read_all)
+            fault = _file_fault(file_system, f"{folder}/{name}", read_all=read_all)
             if fault:
                 advice = "open the directory: it is written again if the log still has its records"
                 report.add("damage", f"disk {directory}", f"{name}: {fault}", advice)

@@ -103,7 +103,7 @@ class Engine(Instance):
     ) -> None:
         """Open a directory.
 
-        `on_owned` is called once, as soon as it is certain that nobody else serves these data: most
+        `on_owned` is called once, as soon as it is certain that no other process serves these data: most
         often before the log is recovered. What it raises ends the opening.
         """
         if not __debug__:
@@ -122,7 +122,7 @@ class Engine(Instance):
         self._tiers: Tiers | None = None
         self.subscribing = Subscribing(self)
         self._deleting: dict[int, TopicSpec] = {}
-        """Topics that nobody can see any more and that the journal does not know as deleted yet."""
+        """Topics without a name that the journal does not know as deleted yet."""
         self.query_seconds: deque[float] = deque(maxlen=2048)
         """How long the last queries took until their first rows."""
         self._sources: list[HistorySource] = []
@@ -371,7 +371,7 @@ class Engine(Instance):
         return self.log.journal.failed is not None
 
     def _check_metadata(self) -> None:
-        """Refuse what other machines must know of while nobody could tell them (F16)."""
+        """Refuse changes that other machines could not learn while the store is away (F16)."""
         failed = self.metadata_failed
         if self.ownership.expires and failed:
             raise Unavailable(
@@ -388,7 +388,7 @@ class Engine(Instance):
         return "" if failed is None else str(failed)
 
     def _finish_deleting(self) -> None:
-        """Mark topics as deleted that nobody can see any more; before their names are used again.
+        """Mark topics as deleted that have lost their names, before these are used again.
 
         Raises:
             FrazilError: if there is no room for the frames; what is left is tried again later.
@@ -529,7 +529,7 @@ class Engine(Instance):
             self.lake.changed(full_topic_name(name))
 
     def _check_place(self, request: TopicRequest) -> None:
-        """Refuse a topic for whose name, or for which at all, there is no place."""
+        """Refuse a topic whose name is taken, and a topic too many."""
         parts = [part_name(request.name, index) for index in range(request.partitions)]
         taken = next((part for part in parts if part in self._topics), None)
         if taken is not None:
@@ -726,7 +726,7 @@ class Engine(Instance):
         """Return all versions of the columns with the changed ones: the same for every part.
 
         An unfinished `alter` is completed first, so that no version ever
-        means different columns in different places. The same call again finds its work done.
+        means different columns in different parts. The same call again finds its work done.
         """
         spec = runtimes[0].state.spec
         if spec.kind == "message":
@@ -881,7 +881,7 @@ class Engine(Instance):
     ) -> dict[str, Any]:
         """Plan a query and say which tiers, files, rows and bytes it would read.
 
-        It is not run; keys are looked up, to tell where their rows lie.
+        It is not run; keys are looked up, to say where their rows are.
         """
         return self.queries().explain(sql, params, **options)
 

@@ -154,7 +154,7 @@ class PartitionedTopic(TopicHandle):
                 within: Any = error.details["record"]
                 faults.append((numbers[within], error))
         if faults:
-            # A part counts its own records; the caller knows them by their place in the call.
+            # A part counts its own records; the caller numbers those of the whole call.
             number, fault = min(faults, key=lambda each: each[0])
             raise InvalidRequest(fault.message, **{**fault.details, "record": number}) from fault
         return sends

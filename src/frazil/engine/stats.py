@@ -1,4 +1,4 @@
-"""What the engine can tell about itself and its topics, as plain values ready for JSON."""
+"""Facts of the engine and its topics, as plain values ready for JSON."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _quantiles(seconds: list[float]) -> dict[str, Any]:
 
 
 def health(engine: Engine) -> str:
-    """Return `ok`, `degraded` (publishing goes on, somebody should look) or `failed`."""
+    """Return `ok`, `degraded` (publishing goes on, an operator should look) or `failed`."""
     journal = engine.log.journal
     if journal.failed is not None:
         return "failed"
@@ -331,7 +331,7 @@ def replace_run_file(files: FileSystem, directory: str, name: str, data: bytes) 
 
 
 def remove_stats_file(engine: Engine) -> None:
-    """Remove the file at the end: nobody runs here any more."""
+    """Remove the file when the engine ends."""
     path = f"{engine.paths.run}/{NAME}"
     try:
         if engine.file_system.stat(path) is not None:

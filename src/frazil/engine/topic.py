@@ -404,7 +404,7 @@ class Topic(TopicHandle):
                 none at all, or if the call is too large for a producer.
             Conflict, NotFound: if the topic's `unknown_key` is `error` and a key exists, or does
                 not, against what a change says; nothing is written then, unless another change
-                came in between: then `offsets_written` tells what is.
+                came in between: then `offsets_written` names what is.
             Conflict: if the producer's sequence has a gap, or a newer epoch fenced it.
         """
         runtime = self.runtime

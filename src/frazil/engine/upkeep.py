@@ -312,7 +312,7 @@ class Upkeep:
         except OSError as error:
             if error.errno in NOT_DAMAGE:
                 raise
-            # A medium error is damage that the disk itself tells of.
+            # A medium error is damage that the disk itself reports.
             fault = f"cannot be read: {error}"
         if fault:
             self.damage[segment.path] = fault

@@ -137,28 +137,28 @@ class TierWaits:
             self.asked[part] = end
         self._wake()
 
-    def watch(self, part: int, end: int, tell: Callable[[], None]) -> bool:
-        """Have `tell` called when a part is there below `end`, or when it will not be.
+    def watch(self, part: int, end: int, wake: Callable[[], None]) -> bool:
+        """Call `wake` once when the tier has a part below `end`, or when the tier stops.
 
-        Returns False, without a call to come, if one of the two is so already.
+        Returns False, and never calls it, if one of the two is true already.
         """
         with self._lock:
             if self.refusal or self.reached.get(part, 0) >= end:
                 return False
-            self._waiting.append((part, end, tell))
+            self._waiting.append((part, end, wake))
         return True
 
-    def forget(self, tell: Callable[[], None]) -> None:
+    def forget(self, wake: Callable[[], None]) -> None:
         """Take back a watch."""
         with self._lock:
-            self._waiting = [each for each in self._waiting if each[2] is not tell]
+            self._waiting = [each for each in self._waiting if each[2] is not wake]
 
     def moved(self, ends: Ends) -> None:
         """Note the tier's ends and wake the calls that wait for them."""
         with self._lock:
             ready = self._moved(dict(ends))
-        for tell in ready:
-            tell()
+        for wake in ready:
+            wake()
 
     def grew(self, part: int, end: int) -> None:
         """Note that the tier has a part below an offset; a lower offset changes nothing."""
@@ -166,22 +166,22 @@ class TierWaits:
             if end <= self.reached.get(part, 0):
                 return
             ready = self._moved({**self.reached, part: end})
-        for tell in ready:
-            tell()
+        for wake in ready:
+            wake()
 
     def _moved(self, ends: Ends) -> list[Callable[[], None]]:
         self.reached = ends
         ready = [each for each in self._waiting if ends.get(each[0], 0) >= each[1]]
         self._waiting = [each for each in self._waiting if ends.get(each[0], 0) < each[1]]
-        return [tell for _part, _end, tell in ready]
+        return [wake for _part, _end, wake in ready]
 
     def refuse(self, why: str) -> None:
         """Wake all calls: the tier does not move on. Empty lets waits begin again."""
         with self._lock:
             self.refusal = why
             woken, self._waiting = (self._waiting, []) if why else ([], self._waiting)
-        for _part, _end, tell in woken:
-            tell()
+        for _part, _end, wake in woken:
+            wake()
 
     def is_asked(self) -> bool:
         """Tell whether a call wants more than the tier has."""
@@ -266,13 +266,13 @@ async def wait_reached_async(level: str | None, every: Sequence[tuple[TopicRunti
     """Do the same without holding up the loop."""
     for tier, part, end, left_s in _turns(level, every):
         reached = asyncio.Event()
-        tell = waker(asyncio.get_running_loop(), reached.set)
-        if tier.watch(part, end, tell):
+        wake = waker(asyncio.get_running_loop(), reached.set)
+        if tier.watch(part, end, wake):
             try:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(reached.wait(), left_s)
             finally:
-                tier.forget(tell)
+                tier.forget(wake)
 
 
 class TierPending(Pending):

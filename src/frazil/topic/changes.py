@@ -257,8 +257,8 @@ class ChangeCodec:
 
     def carried(self, values: Row, ids: Sequence[int]) -> Row:
         """Return values of another schema version by column id: new columns null, others gone."""
-        places = {number: index for index, number in enumerate(ids)}
-        order = [places.get(number) for number in self.ids]
+        positions = {number: index for index, number in enumerate(ids)}
+        order = [positions.get(number) for number in self.ids]
         return tuple(None if at is None else values[at] for at in order)
 
     # -- to the log ------------------------------------------------------------------------------
@@ -500,7 +500,7 @@ class ChangeInput:
     def _with_ops(
         self, raw: pa.RecordBatch, op_column: str, row: int
     ) -> tuple[pa.RecordBatch, frozenset[int]]:
-        """Return the raw batch with the operations as numbers, and the places of its columns."""
+        """Return the raw batch with the operations as numbers, and the positions of its columns."""
         try:
             names = raw.schema.names
         except UnicodeDecodeError as error:
@@ -508,11 +508,11 @@ class ChangeInput:
         if names.count(op_column) != 1:
             why = "comes twice" if op_column in names else "is missing"
             raise InvalidRequest(f"operation column {why}", op_column=op_column)
-        place = names.index(op_column)
-        ops = _numbers(raw.column(place), op_column, row)
+        position = names.index(op_column)
+        ops = _numbers(raw.column(position), op_column, row)
         named = {self._columns.get_field_index(n) for n in names if n != op_column}
         fields, arrays = list(raw.schema), raw.columns
-        fields[place], arrays[place] = OP_FIELD, ops
+        fields[position], arrays[position] = OP_FIELD, ops
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), frozenset(named - {-1})
 
     def _finished(self, piece: pa.RecordBatch, named: frozenset[int], row: int) -> pa.RecordBatch:
@@ -569,8 +569,8 @@ def _numbers(column: pa.Array, name: str, row: int) -> pa.Array:
         elif pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
             column.validate(full=True)
             texts = pc.utf8_lower(column.cast(pa.string()))
-            places = pc.index_in(texts, value_set=known_texts)
-            ops, known = of_texts.take(places), places.is_valid()
+            indices = pc.index_in(texts, value_set=known_texts)
+            ops, known = of_texts.take(indices), indices.is_valid()
         else:
             raise InvalidRequest(
                 "operations must be text or integers", op_column=name, got=column.type

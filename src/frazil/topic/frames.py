@@ -147,8 +147,8 @@ class RowCodec(Untracked):
     def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
         """Carry values over by column id; a column that is new is null, a dropped one goes."""
         current = self._owner.rows
-        places = {column_id(field): index for index, field in enumerate(self.schema)}
-        order = [places.get(column_id(field)) for field in current.schema]
+        positions = {column_id(field): index for index, field in enumerate(self.schema)}
+        order = [positions.get(column_id(field)) for field in current.schema]
 
         def carry(record: PackedRow) -> PackedRow:
             values = tuple(None if at is None else record[0][at] for at in order)
@@ -179,7 +179,7 @@ class MessageCodec(Untracked):
 
 
 class KeyedColumns(NamedTuple):
-    """What one version of a keyed topic's columns has besides: all that turns changes into it."""
+    """What one version of a keyed topic's columns needs to turn changes into frames."""
 
     changes: ChangeCodec
     arrow: ArrowCodec
@@ -244,8 +244,8 @@ class MessageTopicCodec:
         view = memoryview(messages)
         batch = payload_batch(view[:ends], view[ends:], len(frames), times[0])
         stamps = pa.array(times, TIME_FIELD.type)
-        place = batch.schema.get_field_index("publish_time")
-        return batch.set_column(place, batch.schema.field(place), stamps)
+        index = batch.schema.get_field_index("publish_time")
+        return batch.set_column(index, batch.schema.field(index), stamps)
 
     def _decode_packed(self, frames: list[Frame]) -> pa.RecordBatch | None:
         messages: list[Message] = []

@@ -67,13 +67,13 @@ SHARED_ID: Final = "/shared-metadata"
 PUTS_MAX: Final = 500
 PUTS_BYTES_MAX: Final = 4 << 20
 OPERATIONS_BESIDES: Final = 4
-"""What a transaction has besides its puts: the applied batch sequence, the lease, some air."""
+"""Operations of a transaction that are no puts: the applied batch sequence, the lease, a reserve."""
 _encode = msgspec.msgpack.encode
 R = TypeVar("R")
 
 
 class TopicRow(msgspec.Struct, array_like=True, frozen=True):
-    """What the index keeps of a topic, besides its schemas."""
+    """The row of a topic in the index; its schemas have rows of their own."""
 
     spec: TopicSpec
     durable: int
@@ -307,7 +307,7 @@ class Indexer:
         return warnings
 
     def _attempt(self, work: Callable[[], None]) -> bool:
-        """Write unless the store failed before, which an error says from then on; tell success."""
+        """Write unless the store failed before; return whether it works. `failed` keeps its error."""
         if self.failed is None:
             try:
                 work()
@@ -334,8 +334,8 @@ class Indexer:
         have = {
             entry.key: entry.value for prefix in prefixes for entry in entries(self._store, prefix)
         }
-        self._put({key: value for key, value in wanted.items() if have.get(key) != value})
-        self._delete([key for key in have if key not in wanted])
+        self._put(dict(sorted(wanted.items() - have.items())))
+        self._delete(sorted(have.keys() - wanted.keys()))
 
     def _put(self, puts: Mapping[str, bytes]) -> None:
         for some in self._portions(puts):

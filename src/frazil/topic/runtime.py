@@ -176,7 +176,7 @@ class TopicRuntime:
             self.state.waiters.append(woken.set)
             left = deadline - self.clock.monotonic()
             if self.state.durable <= offset and (left <= 0 or not woken.wait(left)):
-                # On a quiet topic nobody else would ever take it out; on a busy one it is gone.
+                # Only a record takes the waiter out of the list: a quiet topic would keep it for ever.
                 with contextlib.suppress(ValueError):
                     self.state.waiters.remove(woken.set)
                 return False
@@ -255,7 +255,7 @@ class TopicRuntime:
         return self.codec.messages, message, 0, size + MESSAGE_OVERHEAD_BYTES
 
     def prepare_own(self, message: Message, limits: IngestLimits | None = None) -> Prepared:
-        """Check a message that nobody else has, so that it need not be copied.
+        """Check a message that the caller hands over, so that it need not be copied.
 
         `limits` count instead of the topic's.
 

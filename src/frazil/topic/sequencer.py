@@ -220,10 +220,10 @@ class Sequencer:
         return [next(rows) if each is None else _image(each) for each in changes]
 
     def _seen(self, key: Key) -> tuple[int, Change | None, Change | None, ArrowCodec | None]:
-        """Return what is known of a key, under the lock; two that are equal tell of no change.
+        """Return what is known of a key, under the lock; equal answers mean that nothing changed.
 
-        The second is the last change that was queued, whatever became of it: it tells of changes
-        that came and were written in between, where the last of them failed. The others are those
+        The second is the last change that was queued, written or failed: it shows changes that
+        were queued and written in between, even if the last of them failed. The others are those
         of `_find`.
         """
         return self._forgotten, self._newest.get(key), *self._find(key)

@@ -100,7 +100,7 @@ class DiskFacts(NamedTuple):
 
 
 def memory_signals(facts: MemoryFacts, limits: Limits) -> tuple[Fired, ...]:
-    """Return the signals that tell to flush a topic, empty if it may wait."""
+    """Return the signals to flush a topic, empty if it may wait."""
     if not facts.offsets_unflushed:
         return ()
     size = facts.partition_bytes_max
@@ -114,7 +114,7 @@ def memory_signals(facts: MemoryFacts, limits: Limits) -> tuple[Fired, ...]:
 
 
 def disk_signals(facts: DiskFacts, limits: Limits) -> tuple[Fired, ...]:
-    """Return the signals that tell to commit a topic's files, empty if they may wait."""
+    """Return the signals to commit a topic's files, empty if they may wait."""
     if not facts.staged_bytes:
         return ()
     size = facts.partition_bytes_max

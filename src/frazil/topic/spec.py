@@ -396,7 +396,7 @@ def _like_parent(part: TopicSpec, parent: TopicSpec) -> list[Control]:
 
 
 def shared_schemas(copies: Iterable[Mapping[int, bytes]]) -> dict[int, bytes]:
-    """Return all versions of the columns that are known in several places as one history.
+    """Return the versions of the columns that several parts know as one history.
 
     Raises:
         CorruptionError: if one version is not the same everywhere; taking it for the same would
@@ -416,7 +416,7 @@ def shared_schemas(copies: Iterable[Mapping[int, bytes]]) -> dict[int, bytes]:
 def missing_schemas(
     topic_id: int, have: Mapping[int, bytes], whole: Mapping[int, bytes]
 ) -> list[Control]:
-    """Return the versions that one place lacks: an `alter` was cut short before it.
+    """Return the versions that one part lacks: a crash cut an `alter` short before it.
 
     The last frame says which version is current, so that none older than it may follow.
     """
