@@ -7,7 +7,8 @@ objects that are not registered anywhere, and chain each topic's objects.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
+import itertools
+from bisect import bisect_left
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -231,19 +232,25 @@ def _uncrossed(candidates: Sequence[Descriptor]) -> list[Descriptor]:
     An owner begins at the end of the registered objects, so an object across such a border was
     never registered.
     """
-    firsts: dict[int, list[int]] = {}
-    ends: dict[int, list[int]] = {}
+    firsts: list[int] = []
+    ends: list[int] = []
     kept: list[Descriptor] = []
-    for found in sorted(candidates, key=lambda found: (-found.epoch, found.first)):
-        first, end, epoch = found.first, found.end, found.epoch
-        crossed = any(_between(firsts[e], first, end) for e in firsts if e > epoch) or any(
-            _between(ends[e], first + 1, end) for e in ends if e > epoch
-        )
-        if not crossed:
-            firsts.setdefault(epoch, []).append(first)
-            insort(ends.setdefault(epoch, []), end)
-            kept.append(found)
+    for _epoch, group in itertools.groupby(sorted(candidates, key=_rank), key=_rank):
+        own = [
+            found
+            for found in group
+            if not _between(firsts, found.first, found.end)
+            and not _between(ends, found.first + 1, found.end)
+        ]
+        kept += own
+        firsts = sorted([*firsts, *(found.first for found in own)])
+        ends = sorted([*ends, *(found.end for found in own)])
     return kept
+
+
+def _rank(found: Descriptor) -> int:
+    """Return a number that is lower for a higher epoch."""
+    return -found.epoch
 
 
 def _between(offsets: Sequence[int], low: int, high: int) -> bool:
