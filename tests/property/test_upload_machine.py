@@ -13,7 +13,8 @@ import pytest
 from frazil.errors import Unavailable
 from frazil.objects import ObjectCatalog, Uploader
 from frazil.objects.descriptor import descriptor_of
-from tests.property.upload_world import Logs, World, command, failure, footer_of
+from tests.property.upload_world import Logs, World, command, failure
+from tests.unit.objects.objects_world import footer_of
 
 SEEDS = int(os.environ.get("FRAZIL_UPLOAD_SEEDS", "1000"))
 SEED_FIRST = int(os.environ.get("FRAZIL_UPLOAD_SEED_FIRST", "0"))
@@ -69,8 +70,7 @@ class TrustingUploader(Uploader):
         self.built = b"".join(built)
 
     def _register(self, topic_id, intent):
-        footer, _end = footer_of(self.built)
-        found = descriptor_of(footer, key=intent.key, size=len(self.built), etag="")
+        found = descriptor_of(footer_of(self.built), key=intent.key, size=len(self.built), etag="")
         self._catalog.register(topic_id, found)
 
 

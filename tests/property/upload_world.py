@@ -30,6 +30,7 @@ from tests.crash.checker import Violation, require
 from tests.support import SimulatedClock
 from tests.support.simulated_fs import SimulatedCrash
 from tests.support.simulated_store import SimulatedStore
+from tests.unit.objects.objects_world import footer_of, records_of
 
 BROKER = b"broker-id-of-16b"
 SALT = b"saltsalt"
@@ -400,14 +401,14 @@ class World:
         self.checked[log.spec.id, found] = stored
         data = stored.data
         try:
-            footer, frames_end = footer_of(data)
+            footer = footer_of(data)
         except FrazilError as error:
             raise Violation(f"registered object is damaged: {found.key}: {error}") from error
         own = (footer.content_sha256, len(data), footer.topic, footer.first, footer.end)
-        hashed = heads_hash(data, frames_end)
+        hashed = heads_hash(data, objects.HEADER_BYTES + footer.length)
         wanted = (hashed, found.size, log.spec.id, found.first, found.end)
         require(own == wanted, "footer, frames and descriptor differ", own=own, wanted=wanted)
-        records = dict(decoded(data, found, topic=log.spec.id))
+        records = dict(records_of(data, found, log.spec.id))
         expected = {o: r for o, r in log.records.items() if found.first <= o < found.end}
         is_same = records == expected and found.records == len(records)
         require(is_same, "records differ", key=found.key, got=records.keys(), of=expected.keys())
@@ -443,13 +444,6 @@ class World:
         raise Violation(f"does not come to an end: {ends} {troubles}")
 
 
-def footer_of(data):
-    """Return the checked footer of an object's bytes, and the end of its frames."""
-    trailer = objects.decode_trailer(data[-objects.TRAILER_BYTES :], size=len(data))
-    encoded = data[trailer.position : trailer.position + trailer.length]
-    return objects.read_footer(encoded, trailer), trailer.position
-
-
 def is_whole(data):
     try:
         footer_of(data)
@@ -466,23 +460,6 @@ def heads_hash(data, end):
         digest.update(data[position : position + fmt.FRAME_HEAD_BYTES])
         position += fmt.FRAME_PREFIX_BYTES + fmt.read_head(data, position).length
     return digest.digest()
-
-
-def decoded(data, found, *, topic):
-    """Yield offset and payload of the records that a descriptor promises."""
-    position = objects.HEADER_BYTES
-    while position < objects.HEADER_BYTES + found.length:
-        head = fmt.read_head(data, position)
-        fault = fmt.frame_fault(memoryview(data), position, head)
-        is_own = not fault and head.topic == topic
-        require(is_own, "frame is damaged", key=found.key, position=position, fault=fault)
-        payload = fmt.payload_of(memoryview(data), position, head)
-        ends = memoryview(payload[: 4 * head.records + 4]).cast("i")
-        body = bytes(payload[4 * head.records + 4 :])
-        for number in range(head.records):
-            if found.first <= head.offset + number < found.end:
-                yield head.offset + number, body[ends[number] : ends[number + 1]]
-        position += fmt.FRAME_PREFIX_BYTES + head.length
 
 
 def failure(seed, world_class=World, **given):

@@ -42,6 +42,19 @@ def run(path, scene, *, policy="enforce", check_payload=True, schema=None):
         return asyncio.run(play(engine))
 
 
+def staged(**options):
+    """Return what makes a test of a scene with the checks of a topic."""
+
+    def decorate(scene):
+        def test(tmp_path):
+            run(tmp_path, scene, **options)
+
+        test.__doc__ = scene.__doc__
+        return test
+
+    return decorate
+
+
 def record(payload, schema_id=1):
     return Message(payload, schema_id=schema_id)
 
@@ -52,61 +65,52 @@ async def until(check):
         await asyncio.sleep(0.001)
 
 
-def test_ids_are_looked_at_at_once(tmp_path):
+@staged(check_payload=False)
+async def test_ids_are_looked_at_at_once(checks, store):
     """Without the check of payloads the verdict is there when the call returns."""
-
-    async def scene(checks, store):
-        answers = []
-        checks.check(TOPIC, record(b"anything"), answers.append)
-        checks.check(TOPIC, record(b"7", schema_id=None), answers.append)
-        assert answers[0] is None
-        assert isinstance(answers[1], Refused)
-        assert "the message has no schema id, subject 's' has 1" in str(answers[1])
-        assert checks.stats() == {
-            "checked_total": 2,
-            "warned_total": 0,
-            "refused_total": 1,
-            "waiting_records": 0,
-            "waiting_bytes": 0,
-        }
-
-    run(tmp_path, scene, check_payload=False)
+    answers = []
+    checks.check(TOPIC, record(b"anything"), answers.append)
+    checks.check(TOPIC, record(b"7", schema_id=None), answers.append)
+    assert answers[0] is None
+    assert isinstance(answers[1], Refused)
+    assert "the message has no schema id, subject 's' has 1" in str(answers[1])
+    assert checks.stats() == {
+        "checked_total": 2,
+        "warned_total": 0,
+        "refused_total": 1,
+        "waiting_records": 0,
+        "waiting_bytes": 0,
+    }
 
 
-def test_verdicts_come_in_the_order_of_the_records(tmp_path):
+@staged()
+async def test_verdicts_come_in_the_order_of_the_records(checks, store):
     """Many records, more than one turn takes, are passed on in their order, each once."""
-
-    async def scene(checks, store):
-        answers = []
-        for number in range(300):
-            payload = b"%d" % number if number % 3 else b"no"
-            checks.check(TOPIC, record(payload), lambda e, n=number: answers.append((n, e)))
-        assert answers == []
-        await until(lambda: len(answers) == 300)
-        assert [number for number, _ in answers] == list(range(300))
-        assert all((error is None) == bool(number % 3) for number, error in answers)
-        assert checks.stats()["waiting_records"] == checks.stats()["waiting_bytes"] == 0
-        assert checks.refused_total == 100
-
-    run(tmp_path, scene)
+    answers = []
+    for number in range(300):
+        payload = b"%d" % number if number % 3 else b"no"
+        checks.check(TOPIC, record(payload), lambda e, n=number: answers.append((n, e)))
+    assert answers == []
+    await until(lambda: len(answers) == 300)
+    assert [number for number, _ in answers] == list(range(300))
+    assert all((error is None) == bool(number % 3) for number, error in answers)
+    assert checks.stats()["waiting_records"] == checks.stats()["waiting_bytes"] == 0
+    assert checks.refused_total == 100
 
 
-def test_an_answer_does_not_overtake_when_the_policy_changes(tmp_path):
+@staged()
+async def test_an_answer_does_not_overtake_when_the_policy_changes(checks, store):
     """A record that needs no check of its payload any more still waits for those before it."""
-
-    async def scene(checks, store):
-        answers = []
-        for number in range(100):
-            checks.check(TOPIC, record(b"%d" % number), lambda _, n=number: answers.append(n))
-        store.registry.apply(
-            "topic:" + TOPIC, entries.encode(entries.TopicEntry("s", "enforce", False))
-        )
-        checks.check(TOPIC, record(b"100"), lambda _: answers.append(100))
-        assert answers == []
-        await until(lambda: len(answers) == 101)
-        assert answers == list(range(101))
-
-    run(tmp_path, scene)
+    answers = []
+    for number in range(100):
+        checks.check(TOPIC, record(b"%d" % number), lambda _, n=number: answers.append(n))
+    store.registry.apply(
+        "topic:" + TOPIC, entries.encode(entries.TopicEntry("s", "enforce", False))
+    )
+    checks.check(TOPIC, record(b"100"), lambda _: answers.append(100))
+    assert answers == []
+    await until(lambda: len(answers) == 101)
+    assert answers == list(range(101))
 
 
 @pytest.mark.parametrize(
@@ -131,39 +135,33 @@ def test_what_may_wait_is_bounded(tmp_path, monkeypatch, limit, value):
     run(tmp_path, scene)
 
 
-def test_payloads_of_plain_types_are_checked_at_once(tmp_path):
+@staged()
+async def test_payloads_of_plain_types_are_checked_at_once(checks, store):
     """No library is needed for a text or a number, so the answer is there when the call returns."""
-
-    async def scene(checks, store):
-        await store.change(lambda r: r.set_mode("s", "none"))
-        await store.register(NewSchema(subject="s", type="number", definition=b"", now=1))
-        answers = []
-        checks.check(TOPIC, record(b"7"), answers.append)
-        checks.check(TOPIC, record(b"seven!"), answers.append)
-        assert answers[0] is None
-        assert str(answers[1]).startswith(
-            f"schema validation failed for topic '{TOPIC}': the payload does not fit version 2 of"
-            " 's': not a number"
-        )
-
-    run(tmp_path, scene)
+    await store.change(lambda r: r.set_mode("s", "none"))
+    await store.register(NewSchema(subject="s", type="number", definition=b"", now=1))
+    answers = []
+    checks.check(TOPIC, record(b"7"), answers.append)
+    checks.check(TOPIC, record(b"seven!"), answers.append)
+    assert answers[0] is None
+    assert str(answers[1]).startswith(
+        f"schema validation failed for topic '{TOPIC}': the payload does not fit version 2 of"
+        " 's': not a number"
+    )
 
 
-def test_each_record_is_checked_by_its_version(tmp_path):
+@staged()
+async def test_each_record_is_checked_by_its_version(checks, store):
     """Records of two versions in one batch have each their own schema."""
-
-    async def scene(checks, store):
-        text = b'{"type": "number"}'
-        await store.register(NewSchema(subject="s", type="json", definition=text, now=1))
-        answers = []
-        for number in range(8):
-            message = Message(b"1.5", schema_id=1, schema_version=1 + number % 2)
-            checks.check(TOPIC, message, answers.append)
-        await until(lambda: len(answers) == 8)
-        assert [error is None for error in answers] == [False, True] * 4
-        assert "does not fit version 1 of 's': at $: the value is not of type" in str(answers[0])
-
-    run(tmp_path, scene)
+    text = b'{"type": "number"}'
+    await store.register(NewSchema(subject="s", type="json", definition=text, now=1))
+    answers = []
+    for number in range(8):
+        message = Message(b"1.5", schema_id=1, schema_version=1 + number % 2)
+        checks.check(TOPIC, message, answers.append)
+    await until(lambda: len(answers) == 8)
+    assert [error is None for error in answers] == [False, True] * 4
+    assert "does not fit version 1 of 's': at $: the value is not of type" in str(answers[0])
 
 
 def test_no_payload_is_in_the_log(tmp_path, caplog):
@@ -214,21 +212,18 @@ def test_a_record_that_overruns_costs_its_sender_alone(tmp_path, policy):
     run(tmp_path, scene, policy=policy)
 
 
-def test_records_that_wait_are_refused_by_the_close(tmp_path):
+@staged()
+async def test_records_that_wait_are_refused_by_the_close(checks, store):
     """Each record has one answer, in their order, and a later one is refused, too."""
-
-    async def scene(checks, store):
-        answers = []
-        for number in range(100):
-            checks.check(TOPIC, record(b"1"), lambda e, n=number: answers.append((n, e)))
-        await until(lambda: answers)
-        await store.close()
-        await until(lambda: len(answers) == 100)
-        assert [number for number, _ in answers] == list(range(100))
-        assert {type(error) for _, error in answers} == {type(None), Unavailable}
-        checks.check(TOPIC, record(b"1"), lambda e: answers.append((100, e)))
-        await until(lambda: len(answers) == 101)
-        assert type(answers[100][1]) is Unavailable
-        assert checks.stats()["waiting_bytes"] == 0
-
-    run(tmp_path, scene)
+    answers = []
+    for number in range(100):
+        checks.check(TOPIC, record(b"1"), lambda e, n=number: answers.append((n, e)))
+    await until(lambda: answers)
+    await store.close()
+    await until(lambda: len(answers) == 100)
+    assert [number for number, _ in answers] == list(range(100))
+    assert {type(error) for _, error in answers} == {type(None), Unavailable}
+    checks.check(TOPIC, record(b"1"), lambda e: answers.append((100, e)))
+    await until(lambda: len(answers) == 101)
+    assert type(answers[100][1]) is Unavailable
+    assert checks.stats()["waiting_bytes"] == 0

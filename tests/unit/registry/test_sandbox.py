@@ -37,6 +37,16 @@ def run(scene):
     return asyncio.run(play())
 
 
+def staged(scene):
+    """Return the test that runs a scene with a sandbox."""
+
+    def test():
+        run(scene)
+
+    test.__doc__ = scene.__doc__
+    return test
+
+
 async def assert_answers(sandbox):
     """The next requests of others succeed."""
     assert (await sandbox.fingerprint("avro", b'"int"')).startswith("sha256:")
@@ -149,27 +159,21 @@ def test_a_hostile_payload_does_not_fit_and_others_do(case):
     run(scene)
 
 
-def test_a_schema_that_refers_to_itself_harms_nobody():
+@staged
+async def test_a_schema_that_refers_to_itself_harms_nobody(sandbox):
     """Whatever the library says of it, the next request succeeds."""
-
-    async def scene(sandbox):
-        for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}, {"not": {"$ref": "#"}}]}):
-            assert len(await check(sandbox, "json_schema", json.dumps(schema).encode(), b"1")) == 1
-        await assert_answers(sandbox)
-
-    run(scene)
+    for schema in ({"$ref": "#"}, {"anyOf": [{"$ref": "#"}, {"not": {"$ref": "#"}}]}):
+        assert len(await check(sandbox, "json_schema", json.dumps(schema).encode(), b"1")) == 1
+    await assert_answers(sandbox)
 
 
-def test_a_large_message_passes_both_ways():
+@staged
+async def test_a_large_message_passes_both_ways(sandbox):
     """Megabytes of payload are written while nothing is read, and are answered."""
-
-    async def scene(sandbox):
-        payload = b'"' + b"x" * (8 << 20) + b'"'
-        assert await check(sandbox, "json_schema", b'{"type":"string"}', payload) == [None]
-        text = b'{"description":"' + b"x" * 1_000_000 + b'"}'
-        assert await check(sandbox, "json_schema", text, b"1", b"2") == [None, None]
-
-    run(scene)
+    payload = b'"' + b"x" * (8 << 20) + b'"'
+    assert await check(sandbox, "json_schema", b'{"type":"string"}', payload) == [None]
+    text = b'{"description":"' + b"x" * 1_000_000 + b'"}'
+    assert await check(sandbox, "json_schema", text, b"1", b"2") == [None, None]
 
 
 def overrun_codes(caplog):
@@ -204,25 +208,20 @@ def test_memory_is_limited_by_the_kernel(caplog):
     assert overrun_codes(caplog) == [1]
 
 
-def test_too_much_to_compare_is_a_reason():
+@staged
+async def test_too_much_to_compare_is_a_reason(sandbox):
     """The worker that ends in the middle of a comparison does not make it compatible."""
-
-    async def scene(sandbox):
-        await sandbox.fingerprint("avro", b'"int"')
-        sandbox._process.send_signal(signal.SIGSTOP)
-        asking = asyncio.create_task(
-            sandbox.incompatibilities("avro", latest=b'"int"', new=b'"long"', mode="full")
-        )
-        await asyncio.sleep(0)
-        sandbox._process.send_signal(signal.SIGPROF)
-        sandbox._process.send_signal(signal.SIGCONT)
-        assert await asking == (TOO_MUCH_TO_COMPARE,)
-        reasons = await sandbox.incompatibilities(
-            "avro", latest=b'"int"', new=b'"long"', mode="full"
-        )
-        assert reasons == ("forward: at $: the reader's int does not read long",)
-
-    run(scene)
+    await sandbox.fingerprint("avro", b'"int"')
+    sandbox._process.send_signal(signal.SIGSTOP)
+    asking = asyncio.create_task(
+        sandbox.incompatibilities("avro", latest=b'"int"', new=b'"long"', mode="full")
+    )
+    await asyncio.sleep(0)
+    sandbox._process.send_signal(signal.SIGPROF)
+    sandbox._process.send_signal(signal.SIGCONT)
+    assert await asking == (TOO_MUCH_TO_COMPARE,)
+    reasons = await sandbox.incompatibilities("avro", latest=b'"int"', new=b'"long"', mode="full")
+    assert reasons == ("forward: at $: the reader's int does not read long",)
 
 
 def test_a_worker_that_does_not_answer_is_killed_at_the_deadline(monkeypatch):
@@ -243,34 +242,26 @@ def test_a_worker_that_does_not_answer_is_killed_at_the_deadline(monkeypatch):
     run(scene)
 
 
-def test_a_worker_that_somebody_killed_is_no_fault_of_the_request():
+@staged
+async def test_a_worker_that_somebody_killed_is_no_fault_of_the_request(sandbox):
     """The caller is asked to try again, and then succeeds."""
-
-    async def scene(sandbox):
+    await sandbox.fingerprint("avro", b'"int"')
+    os.kill(sandbox._process.pid, signal.SIGKILL)
+    with pytest.raises(Unavailable, match="was killed, try again"):
         await sandbox.fingerprint("avro", b'"int"')
-        os.kill(sandbox._process.pid, signal.SIGKILL)
-        with pytest.raises(Unavailable, match="was killed, try again"):
-            await sandbox.fingerprint("avro", b'"int"')
-        await assert_answers(sandbox)
-
-    run(scene)
+    await assert_answers(sandbox)
 
 
-def test_a_caller_that_goes_away_leaves_no_answer_to_the_next():
+@staged
+async def test_a_caller_that_goes_away_leaves_no_answer_to_the_next(sandbox):
     """Its answer is read and dropped."""
-
-    async def scene(sandbox):
-        for _ in range(20):
-            asking = asyncio.create_task(sandbox.fingerprint("avro", b'"int"'))
-            await asyncio.sleep(0.001)
-            asking.cancel()
-        assert await check(sandbox, "json_schema", b"false", b"1") == [
-            "at $: nothing is allowed here"
-        ]
-        first = await sandbox.fingerprint("avro", b'"int"')
-        assert first != await sandbox.fingerprint("avro", b'"long"')
-
-    run(scene)
+    for _ in range(20):
+        asking = asyncio.create_task(sandbox.fingerprint("avro", b'"int"'))
+        await asyncio.sleep(0.001)
+        asking.cancel()
+    assert await check(sandbox, "json_schema", b"false", b"1") == ["at $: nothing is allowed here"]
+    first = await sandbox.fingerprint("avro", b'"int"')
+    assert first != await sandbox.fingerprint("avro", b'"long"')
 
 
 def test_requests_that_much_work_leave_others_a_turn(monkeypatch):
@@ -289,22 +280,19 @@ def test_requests_that_much_work_leave_others_a_turn(monkeypatch):
     run(scene)
 
 
-def test_no_process_starts_without_a_request_and_none_is_left():
+@staged
+async def test_no_process_starts_without_a_request_and_none_is_left(sandbox):
     """The first request starts it; the close ends it, and refuses what comes later."""
-
-    async def scene(sandbox):
-        assert sandbox._process is None
-        await sandbox.fingerprint("avro", b'"int"')
-        process = sandbox._process
-        asking = asyncio.create_task(sandbox.fingerprint("avro", b'"int"'))
-        await asyncio.sleep(0)
-        await sandbox.close()
-        assert process.returncode is not None
-        for work in (asking, sandbox.fingerprint("avro", b'"int"')):
-            with pytest.raises(Unavailable, match="the schema registry is closed"):
-                await work
-
-    run(scene)
+    assert sandbox._process is None
+    await sandbox.fingerprint("avro", b'"int"')
+    process = sandbox._process
+    asking = asyncio.create_task(sandbox.fingerprint("avro", b'"int"'))
+    await asyncio.sleep(0)
+    await sandbox.close()
+    assert process.returncode is not None
+    for work in (asking, sandbox.fingerprint("avro", b'"int"')):
+        with pytest.raises(Unavailable, match="the schema registry is closed"):
+            await work
 
 
 def test_the_worker_ends_with_its_broker():

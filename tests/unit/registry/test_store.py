@@ -33,6 +33,16 @@ def run(path, scene):
         return asyncio.run(play(engine))
 
 
+def staged(scene):
+    """Return the test that runs a scene with the store of an empty directory."""
+
+    def test(tmp_path):
+        run(tmp_path, scene)
+
+    test.__doc__ = scene.__doc__
+    return test
+
+
 def new(subject, definition=b"", kind="string"):
     return NewSchema(subject=subject, type=kind, definition=definition, now=1)
 
@@ -71,29 +81,26 @@ def test_changes_at_once_are_made_one_after_the_other(tmp_path):
     assert run(tmp_path, again) == found
 
 
-def test_nothing_is_visible_before_it_is_durable(tmp_path):
+@staged
+async def test_nothing_is_visible_before_it_is_durable(store, engine):
     """While the journal does not answer, readers see the registry without the change."""
+    go_on = threading.Event()
+    entered = threading.Event()
 
-    async def scene(store, engine):
-        go_on = threading.Event()
-        entered = threading.Event()
+    def hold():
+        entered.set()
+        go_on.wait(WAIT_S)
 
-        def hold():
-            entered.set()
-            go_on.wait(WAIT_S)
-
-        held = asyncio.create_task(asyncio.to_thread(engine.log.queue.call, hold))
-        await asyncio.to_thread(entered.wait, WAIT_S)
-        changing = asyncio.create_task(store.register(new("s")))
-        for _ in range(20):
-            assert subjects_of(store) == {}
-        assert not changing.done()
-        go_on.set()
-        await held
-        await changing
-        assert subjects_of(store) == {"s": 1}
-
-    run(tmp_path, scene)
+    held = asyncio.create_task(asyncio.to_thread(engine.log.queue.call, hold))
+    await asyncio.to_thread(entered.wait, WAIT_S)
+    changing = asyncio.create_task(store.register(new("s")))
+    for _ in range(20):
+        assert subjects_of(store) == {}
+    assert not changing.done()
+    go_on.set()
+    await held
+    await changing
+    assert subjects_of(store) == {"s": 1}
 
 
 def test_a_change_that_nobody_waits_for_is_finished(tmp_path):
@@ -181,67 +188,58 @@ def test_after_a_refusal_the_next_change_is_made(tmp_path):
     assert run(tmp_path, scene) == 1
 
 
-def test_a_version_follows_the_latest_one_by_the_mode(tmp_path):
+@staged
+async def test_a_version_follows_the_latest_one_by_the_mode(store, engine):
     """The default mode is backward; with none even the type may change."""
-
-    async def scene(store, _engine):
-        first = await store.register(new("a", avro("x"), "avro"))
-        assert (await store.register(new("a", b" " + avro("x"), "avro"))) == first.__class__(
-            1, 1, False, first.fingerprint
-        )
-        with pytest.raises(IncompatibleSchema) as caught:
-            await store.register(new("a", avro("x", "y", "z"), "avro"))
-        assert len(caught.value.reasons) == 2
-        with pytest.raises(IncompatibleSchema, match="schema type changed from avro to string"):
-            await store.register(new("a"))
-        await store.change(lambda registry: registry.set_mode("a", "forward"))
-        assert (await store.register(new("a", avro("x", "y"), "avro"))).version == 2
-        await store.change(lambda registry: registry.set_mode("a", "full"))
-        with pytest.raises(IncompatibleSchema, match="not full compatible with version 2"):
-            await store.register(new("a", avro("z"), "avro"))
-        await store.change(lambda registry: registry.set_mode("a", "none"))
-        assert (await store.register(new("a"))).version == 3
-        assert store.registry.schema(1).entry.type == "string"
-
-    run(tmp_path, scene)
+    first = await store.register(new("a", avro("x"), "avro"))
+    assert (await store.register(new("a", b" " + avro("x"), "avro"))) == first.__class__(
+        1, 1, False, first.fingerprint
+    )
+    with pytest.raises(IncompatibleSchema) as caught:
+        await store.register(new("a", avro("x", "y", "z"), "avro"))
+    assert len(caught.value.reasons) == 2
+    with pytest.raises(IncompatibleSchema, match="schema type changed from avro to string"):
+        await store.register(new("a"))
+    await store.change(lambda registry: registry.set_mode("a", "forward"))
+    assert (await store.register(new("a", avro("x", "y"), "avro"))).version == 2
+    await store.change(lambda registry: registry.set_mode("a", "full"))
+    with pytest.raises(IncompatibleSchema, match="not full compatible with version 2"):
+        await store.register(new("a", avro("z"), "avro"))
+    await store.change(lambda registry: registry.set_mode("a", "none"))
+    assert (await store.register(new("a"))).version == 3
+    assert store.registry.schema(1).entry.type == "string"
 
 
-def test_compatibility_is_checked_without_registering(tmp_path):
+@staged
+async def test_compatibility_is_checked_without_registering(store, engine):
     """In the subject's mode or another, of the subject's type if none is named."""
-
-    async def scene(store, _engine):
-        check = store.check_compatibility
-        assert await check("new", "avro", avro("x")) == ()
-        await store.register(new("a", avro("x"), "avro"))
-        assert await check("a", "", avro("x", "y")) == (
-            "backward: at $.y: the writer has no such field and it has no default",
-        )
-        assert await check("a", "avro", avro("x", "y"), "forward") == ()
-        with pytest.raises(InvalidRequest, match="not JSON"):
-            await check("a", "avro", b"{")
-        with pytest.raises(InvalidRequest, match="Invalid schema type: ''"):
-            await check("new", "", b"")
-        with pytest.raises(InvalidRequest, match="too large"):
-            await check("a", "avro", b" " * ((1 << 20) + 1))
-        assert len(store.registry.versions("a")) == 1
-
-    run(tmp_path, scene)
+    check = store.check_compatibility
+    assert await check("new", "avro", avro("x")) == ()
+    await store.register(new("a", avro("x"), "avro"))
+    assert await check("a", "", avro("x", "y")) == (
+        "backward: at $.y: the writer has no such field and it has no default",
+    )
+    assert await check("a", "avro", avro("x", "y"), "forward") == ()
+    with pytest.raises(InvalidRequest, match="not JSON"):
+        await check("a", "avro", b"{")
+    with pytest.raises(InvalidRequest, match="Invalid schema type: ''"):
+        await check("new", "", b"")
+    with pytest.raises(InvalidRequest, match="too large"):
+        await check("a", "avro", b" " * ((1 << 20) + 1))
+    assert len(store.registry.versions("a")) == 1
 
 
-def test_a_closed_store_refuses_changes(tmp_path):
+@staged
+async def test_a_closed_store_refuses_changes(store, engine):
     """Also one that waits for the sandbox."""
-
-    async def scene(store, _engine):
-        waiting = asyncio.create_task(store.register(new("a", avro("x"), "avro")))
-        await asyncio.sleep(0)
-        await store.close()
-        for work in (
-            waiting,
-            store.register(new("s")),
-            store.register(new("s", avro("x"), "avro")),
-            store.change(lambda registry: registry.set_mode("s", "none")),
-        ):
-            with pytest.raises(Unavailable, match="the schema registry is closed"):
-                await work
-
-    run(tmp_path, scene)
+    waiting = asyncio.create_task(store.register(new("a", avro("x"), "avro")))
+    await asyncio.sleep(0)
+    await store.close()
+    for work in (
+        waiting,
+        store.register(new("s")),
+        store.register(new("s", avro("x"), "avro")),
+        store.change(lambda registry: registry.set_mode("s", "none")),
+    ):
+        with pytest.raises(Unavailable, match="the schema registry is closed"):
+            await work
