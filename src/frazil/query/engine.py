@@ -231,7 +231,7 @@ def _facts(
 
 
 def _lookup_facts(keys: int, found: Sequence[FoundRow]) -> dict[str, Any]:
-    """Tell where rows lie that were looked up.
+    """Return which tiers and files have the rows that were looked up.
 
     Files are those whose offsets include a row's: of several that overlap one has it.
     """
@@ -431,10 +431,9 @@ class QueryEngine:
         deadline = begun + (self._timeout_s if timeout_s is None else timeout_s)
         with watching(self._late(begun, deadline)):
             found = self._sources.lookup(point.topic, keys, min_offset=min_offset) if keys else ()
-        names = [column.name for _, column in point.shown]
-        types = [column.type for _, column in point.shown]
-        rows = [tuple([row[name] for name in names]) for row in found if row is not None]
-        return Result.of_rows(plan.schema, types, rows[:rows_max])
+        columns = [column for _, column in point.shown]
+        rows = [tuple([row[each.name] for each in columns]) for row in found if row is not None]
+        return Result.of_rows(plan.schema, [each.type for each in columns], rows[:rows_max])
 
     def _late(
         self, begun: float, deadline: float, check: Callable[[], None] = lambda: None

@@ -240,7 +240,7 @@ KINDS: Final = frozenset(
         "RECURSIVE_CTE_NODE",
         "SELECT_NODE",
         "SET_OPERATION_NODE",
-        # What stands behind FROM.
+        # What follows FROM.
         "BASE_TABLE",
         "EMPTY",
         "EXPRESSION_LIST",

@@ -72,7 +72,7 @@ class Plan:
     fold_parameters: frozenset[str] = frozenset()
 
     def text(self, relations: Sequence[str]) -> str:
-        """Return the text that DuckDB runs, with the relations in their places."""
+        """Return the text that DuckDB runs, with the relations in their gaps."""
         parts = [self.pieces[0]]
         for index, piece in zip(self.pieces[1::2], self.pieces[2::2], strict=True):
             parts += ["(", relations[int(index)], ")", piece]
@@ -200,7 +200,7 @@ class Planner:
 
     def _made(self, sql: str, topics: Mapping[TopicName, TopicInfo]) -> Plan:
         if self._prefix in sql:
-            # A text with a placeholder of its own could get a relation in the wrong place.
+            # A text with a placeholder of its own could get a relation in a wrong gap.
             raise InvalidRequest("statement cannot be rewritten")
         with self._lock:
             self._check_open()
@@ -294,9 +294,8 @@ _LITERAL: Final = re.compile(r""" "[^"]*" | '(?: [^'] | '' )*' | \b[0-9]{1,18}\b
 def template_of(sql: str) -> tuple[str, list[Any]] | None:
     """Return the text with `$1`, `$2`… in place of its literals, and their values.
 
-    None if there are none, or if the text is not simple. Whether a template means the same as the
-    text is for its parser to find out: what has a literal in a place where no parameter can stand
-    is no valid statement as a template.
+    None if there are none, or if the text is not simple. The parser finds out whether a template
+    means the same as the text: with a parameter where only a literal may stand it is no statement.
     """
     if len(sql) > TEMPLATE_CHARACTERS_MAX or _SIMPLE.fullmatch(sql) is None:
         return None

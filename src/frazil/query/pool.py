@@ -2,7 +2,7 @@
 
 A query enters, waits for the offsets that it wants to see, and is admitted to a slot.
 
-Each query gets a connection of its own to a locked instance of DuckDB, which is closed behind it,
+Each query gets a connection of its own to a locked instance of DuckDB, which is closed after it,
 so that nothing of one query is left for the next. Threads and memory belong to the instance: all
 queries share one and what it has, unless each is to have its own part of the memory. Then there is an
 instance for each slot.
@@ -62,7 +62,7 @@ def connect_locked(
             found=duckdb.__version__,
         )
     connection = duckdb.connect(":memory:")
-    places = ", ".join(quoted_text(path) for path in directories)
+    allowed = ", ".join(quoted_text(path) for path in directories)
     settings = [
         *(f"SET GLOBAL {name} = false" for name in _OFF),
         f"SET GLOBAL temp_directory = {quoted_text(temp_directory)}",
@@ -72,7 +72,7 @@ def connect_locked(
         # A join hands what it knows of its keys to the scans of the other side, at times as a
         # Bloom filter, which the scan of an Arrow table refuses.
         "SET GLOBAL disabled_optimizers = 'join_filter_pushdown'",
-        f"SET GLOBAL allowed_directories = [{places}]",
+        f"SET GLOBAL allowed_directories = [{allowed}]",
     ]
     if threads:
         settings.append(f"SET GLOBAL threads = {threads}")

@@ -342,7 +342,7 @@ _LOCAL_JOINS: Final = frozenset({"CROSS", "DEPENDENT", "REGULAR"})
 A positional join counts rows, and one as of a value takes the nearest: both would find others.
 """
 _VISIBLE_JOINS: Final = frozenset({"FULL", "INNER", "LEFT", "OUTER", "RIGHT"})
-"""Joins behind which WHERE sees the columns of both sides."""
+"""Joins after which WHERE sees the columns of both sides."""
 
 
 class Condition(NamedTuple):

@@ -1,10 +1,10 @@
 """What a name of a topic stands for in one query: SQL over Arrow tables and files.
 
-The text of a relation is the only place that names files; users never see it.
+Only the text of a relation names files; users never see it.
 
 DuckDB's scan of an Arrow table hands filters on timestamps to Arrow as values of Python, which
 lose nanoseconds and zones, and compares floats as Arrow does, which sorts NaN elsewhere. So
-timestamps are scanned as integers, and floats behind a sign: filters on neither are handed on.
+timestamps are scanned as integers, and floats with a sign: filters on neither are handed on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WarmFile(NamedTuple):
 
 
 class FileGroup(NamedTuple):
-    """Files that one scan can read: `cut` is None if no row lies beyond it."""
+    """Files that one scan can read: `cut` is None if no row is beyond it."""
 
     files: list[WarmFile]
     part: int | None
@@ -418,7 +418,7 @@ def without_dead(
     last: int,
     register: Callable[[pa.Table], str],
 ) -> tuple[str, list[str]]:
-    """Return the join, and the conditions behind it, that leave dead rows out of a scan `f`.
+    """Return the join, and the conditions after it, that leave dead rows out of a scan `f`.
 
     `dead` are offsets in `[first, last]`, and so are the rows'. Where many are dead, one bit for
     each row and a join by blocks of rows is much less than a list of them: its hash table stays in

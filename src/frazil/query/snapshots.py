@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -156,7 +157,7 @@ class EngineSnapshot:
 
 
 def _held(chunks: Sequence[Chunk], start: int) -> list[Chunk]:
-    """Leave out what was let go below an offset, though a chunk still has it beside newer rows."""
+    """Leave out what was let go below an offset, though a chunk still has it with newer rows."""
     return [
         chunk if chunk.offset >= start else chunk.slice(start - chunk.offset, chunk.count)
         for chunk in chunks
@@ -237,16 +238,13 @@ class EngineSources:
         moments = {} if as_of_offset is None else moments_of(runtimes, as_of_offset)
         ends = engine.visible_ends(runtimes)
         taken: dict[TopicName, list[EngineSnapshot]] = {}
-        try:
+        with ExitStack() as undo:
             for (topic, runtime), end in zip(asked, ends, strict=True):
                 at = moment(runtime, end, moments.get(runtime.name), as_of_time)
                 snapshot = EngineSnapshot(_tiers_of(runtime), at, state=wanted[topic])
+                undo.callback(snapshot.close)
                 taken.setdefault(topic, []).append(snapshot)
-        except BaseException:
-            for parts in taken.values():
-                for snapshot in parts:
-                    snapshot.close()
-            raise
+            undo.pop_all()
         return taken
 
     def _asked(self, wanted: Iterable[TopicName]) -> list[tuple[TopicName, TopicRuntime]]:
@@ -275,19 +273,19 @@ class EngineSources:
         """Look each key up in its part, all parts at one instant."""
         codec = runtimes[0].codec.columns.keyed.changes
         wanted: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
+        for number, key in enumerate(keys):
             values = codec.parse_key(key)
-            wanted.setdefault(part_of_values(values, len(runtimes)), []).append(place)
-        parts = [(runtimes[part], places) for part, places in wanted.items()]
-        ends = self._engine.visible_ends([runtime for runtime, _places in parts])
+            wanted.setdefault(part_of_values(values, len(runtimes)), []).append(number)
+        parts = [(runtimes[part], numbers) for part, numbers in wanted.items()]
+        ends = self._engine.visible_ends([runtime for runtime, _numbers in parts])
         found: list[dict[str, Any] | None] = [None] * len(keys)
-        for (runtime, places), end in zip(parts, ends, strict=True):
+        for (runtime, numbers), end in zip(parts, ends, strict=True):
             lookup = _lookup_of(runtime)
             lookup.refresh()
-            rows = lookup.get_rows([keys[place] for place in places], before=end)
-            for place, row in zip(places, rows, strict=True):
+            rows = lookup.get_rows([keys[number] for number in numbers], before=end)
+            for number, row in zip(numbers, rows, strict=True):
                 if row is not None:
-                    found[place] = {"_part": runtime.state.spec.part_index, **row}
+                    found[number] = {"_part": runtime.state.spec.part_index, **row}
         return found
 
 

@@ -129,7 +129,7 @@ Scope = frozenset[str]
 
 @define(eq=False)
 class TableUse:
-    """One place of a statement that names a topic's view, or a table of the catalog.
+    """One name of a topic's view, or of a table of the catalog, in a statement.
 
     `name` is what columns are qualified by, folded; `select` the query in whose FROM it stands;
     `described` says that it stands in a DESCRIBE, which asks for columns and no rows.

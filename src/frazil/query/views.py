@@ -44,7 +44,7 @@ class ChunkView(NamedTuple):
     """The records of `batch` in memory, from `offset` on without a hole.
 
     `batch` has the topic's columns, under the current schema or an older version of it (then its
-    fields carry their ids); a keyed topic's has `_op` and `_present` behind them. `times` are runs
+    fields carry their ids); a keyed topic's has `_op` and `_present` after them. `times` are runs
     of (records, microseconds). `live` marks the rows that are their key's state at the snapshot:
     None if all of them are. `bounds` returns a column's least and greatest value by its name in
     `batch`, if that is cheap to know. `part` is the index of the topic's part.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ALIVE: Final = (1 << 63) - 1
 """The entry of a row in `dead` that no later change supersedes."""
 CHUNK_BYTES: Final = 1500
-"""The bytes of a chunk beside the buffers of its batch."""
+"""The bytes of a chunk without the buffers of its batch."""
 _SYSTEM: Final = ("_op", "_present")
 RUN_RECORDS_MAX: Final = 4096
 """So many records of small frames are decoded together."""
@@ -426,16 +426,15 @@ def _frame(entry: TailEntry) -> Frame:
 def _small_run(tail: Sequence[TailEntry], start: int, end: int) -> list[TailEntry]:
     """Return the entries from `start` on to decode together: small, alike and without a gap."""
     first = tail[start]
-    kind, flags, version = first.kind, first.flags, first.version
-    if kind != fmt.KIND_ROWS:
+    if first.kind != fmt.KIND_ROWS:
         return [first]
-    count_max = 1 if flags & fmt.FLAG_PLAIN else SMALL_RECORDS_MAX
+    count_max = 1 if first.flags & fmt.FLAG_PLAIN else SMALL_RECORDS_MAX
+    # Kind, flags and version.
+    form = first[4:7]
     run: list[TailEntry] = []
     records, offset = 0, first.offset
     for entry in islice(tail, start, None):
-        if entry[0] != offset or entry[1] > count_max or offset >= end:
-            break
-        if entry[4] != kind or entry[5] != flags or entry[6] != version:
+        if entry[0] != offset or entry[1] > count_max or offset >= end or entry[4:7] != form:
             break
         records += entry[1]
         if records > RUN_RECORDS_MAX:

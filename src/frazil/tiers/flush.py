@@ -58,7 +58,7 @@ def flush_set(
     """Write the records of `[first, end)` to files and register them; durable on return.
 
     `batches` have the columns `_offset`, `_time`, for changes `_op` and `_present`, then those of
-    `schema`, in the order of offsets; every offset of the range is a row or lies in one of `gaps`.
+    `schema`, in the order of offsets; every offset of the range is a row or in one of `gaps`.
     `first` is the topic's flushed mark, unless `replaces` names a set that is written again.
     `runs` are the producers of the records. `shape` is the key's, None for a topic without one.
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from frazil.log import Batch, TopicState
 
 ENTRY_BYTES: Final = 280
-"""The bytes of an entry beside its payload."""
+"""The bytes of an entry without its payload."""
 RECORD_BYTES: Final = 300
-"""The bytes of a validated record beside its values, which take about twice their packed form."""
+"""The bytes of a validated record without its values, which take about twice their packed form."""
 MERGE_ROWS: Final = 64 << 10
 """Small chunks are joined up to so many rows."""
 FOLD_ROWS: Final = 4096

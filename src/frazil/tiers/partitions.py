@@ -79,7 +79,7 @@ class Partitioner:
         for partition, end in zip(partitions, bounds.tolist(), strict=True):
             rows = order[start:end]
             first, last = int(rows[0]), int(rows[-1])
-            # Rows that lie together need no copy.
+            # Consecutive rows need no copy.
             together = last - first + 1 == len(rows)
             piece = batch.slice(first, len(rows)) if together else batch.take(pa.array(rows))
             pieces.append((partition, piece))

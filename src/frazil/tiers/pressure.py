@@ -39,7 +39,7 @@ RED_POLL_S: Final = 0.02
 RETRY_AFTER_MS: Final = 1000
 COUNTS: Final = ("delays", "delayed_s", "waiting", "waits", "refusals")
 RSS_BASE_BYTES: Final = 512 << 20
-"""The process may hold this much beside the budget: interpreter, libraries, buffers of the log."""
+"""The process may hold this much above the budget: interpreter, libraries, buffers of the log."""
 
 
 def rss_bytes() -> int:
@@ -313,11 +313,6 @@ class Pressure:
     # -- facts -----------------------------------------------------------------------------------
 
     @property
-    def zone(self) -> str:
-        """Return the zone's name."""
-        return ZONES[self.level]
-
-    @property
     def usage_ratio(self) -> float:
         """Return the use of the budget, 1 if it is full; it may be above."""
         return self._used_bytes / self.zones.budget_bytes
@@ -335,7 +330,7 @@ class Pressure:
         """
         with self._lock:
             return SimpleNamespace(
-                zone=self.zone,
+                zone=ZONES[self.level],
                 percent=self.percent,
                 used_bytes=self._used_bytes,
                 budget_bytes=self.zones.budget_bytes,

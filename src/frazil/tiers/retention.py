@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from frazil.errors import Overloaded
 from frazil.telemetry import event, warn
+from frazil.tiers.disk.reader import FOREVER
 from frazil.tiers.disk.writer import merge_once
 from frazil.tiers.pressure import RETRY_AFTER_MS
 
@@ -32,7 +33,6 @@ VECTORS_SHARE: Final = 0.25
 With full key indexes (a quarter as well) that leaves memory green: no flush frees either."""
 STEPS: Final = 8
 """Files of a topic span at most this part of what it keeps, so that retention works in steps."""
-FOREVER: Final = 1 << 62
 
 
 def on_full_of(spec: TopicSpec, log: LogSettings) -> OnFull:
@@ -82,10 +82,7 @@ class Retention:
     def retained_from(self, topic: TopicTiers) -> int:
         """Return the offset below which retention removes files."""
         age_us, bytes_max = self._kept(topic)
-        limit = topic.state.floor
-        pinned = self._tiers.disk.history.pinned(topic.id)
-        if pinned is not None:
-            limit = min(limit, pinned)
+        limit = min(topic.state.floor, self._tiers.disk.history.pinned(topic.id))
         spans = self._tiers.disk.picture(topic.id).spans
         later = sum(_size(span) for span in spans)
         trusted = self._engine.time_trusted()

@@ -348,8 +348,9 @@ class Tiers:
 
     def _flush(self, topic: TopicTiers, reasons: tuple[str, ...], *, evict: bool) -> None:
         self.fired.update(reasons)
-        topic.note_fired(reasons)
-        event("signal_fired", topic=topic.name, reasons=", ".join(reasons))
+        topic.fired.update(reasons)
+        topic.fired_last = ", ".join(reasons)
+        event("signal_fired", topic=topic.name, reasons=topic.fired_last)
         topic.flush(reason=reasons[0])
         if evict:
             topic.evict(before_us=None)

@@ -584,11 +584,6 @@ class TopicTiers:
                 memory.settle(end, budget_rows=rows_max)
                 memory.merge_small()
 
-    def note_fired(self, reasons: Sequence[str]) -> None:
-        """Count the signals that caused a flush."""
-        self.fired.update(reasons)
-        self.fired_last = ", ".join(reasons)
-
     # -- eviction --------------------------------------------------------------------------------
 
     def evict(self, *, before_us: int | None) -> int:

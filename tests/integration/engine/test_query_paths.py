@@ -59,7 +59,7 @@ def make_red(db):
     held = [2 * pressure.zones.budget_bytes]
     pressure.add_source("test", lambda: held[0])
     pressure.refresh()
-    assert pressure.zone == "red"
+    assert pressure.snapshot().zone == "red"
     return held
 
 

@@ -251,10 +251,6 @@ class SmallTiers:
                     found[number] = {"_part": part.index, **row}
         return found
 
-    def pins(self):
-        """How many snapshots were closed."""
-        return sum(part.closed for topic in self.all.values() for part in topic.parts)
-
     def engine(self, **limits):
         ahead = limits.pop("result_bytes_ahead", 1 << 20)
         settings = {"directories": (str(self.directory),), "threads": 2, "wait_s": 0.2} | limits

@@ -148,7 +148,7 @@ class DamagedFiles:
     """Tracks which files were verified and which are damaged. Any thread may use it.
 
     Attributes:
-        on_damage: rebuilds a damaged file; True when another one is registered in its place. Set
+        on_damage: rebuilds a damaged file; True when another one is registered instead. Set
             by the engine.
         must_wait: tells whether the calling thread holds a lock of a topic, under which none of
             its files may be rebuilt, and has another thread do it. Set by the engine.
@@ -386,7 +386,7 @@ class DiskSpace:
         pins: FilePins,
         *,
         small_file_bytes: int,
-        pinned: Callable[[int], int | None],
+        pinned: Callable[[int], int],
         swap: Callable[..., None],
     ) -> None:
         self._catalog = catalog
@@ -506,10 +506,7 @@ class DiskSpace:
         if not picture.spans or picture.topic not in limits:
             return None
         span = picture.spans[0]
-        limit = limits[picture.topic]
-        needed = self._pinned(picture.topic)
-        if needed is not None:
-            limit = min(limit, needed)
+        limit = min(limits[picture.topic], self._pinned(picture.topic))
         if span.end > limit or any(map(self._pins.pinned, span.files)):
             return None
         return span

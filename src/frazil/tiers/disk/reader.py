@@ -44,6 +44,7 @@ CACHE_BYTES: Final = 64 << 20
 AHEAD_BYTES: Final = 16 << 20
 """About so many bytes of rows of several files are sorted by offset at once."""
 WINDOW_ROWS_MIN: Final = 1024
+FOREVER: Final = 1 << 62
 SPREAD: Final = 4
 """Rows in memory take about so many times their bytes in a file."""
 
@@ -547,11 +548,11 @@ class DiskHistory:
             self._pins.add(pin)
         return pin
 
-    def pinned(self, topic: int) -> int | None:
-        """Return the lowest offset that a reader of the topic still needs."""
+    def pinned(self, topic: int) -> int:
+        """Return the lowest offset that a reader of the topic still needs; high without one."""
         with self._lock:
             pins = tuple(self._pins)
-        return min((pin.offset for pin in pins if pin.topic == topic), default=None)
+        return min((pin.offset for pin in pins if pin.topic == topic), default=FOREVER)
 
     def _unpin(self, pin: HistoryPin) -> None:
         with self._lock:

@@ -75,12 +75,12 @@ class DeletionVector:
         offsets, first = np.unique(offsets, return_index=True)
         by = by[first]
         self._by_max = max(self._by_max, int(by.max()))
-        places = np.searchsorted(self._offsets, offsets)
+        positions = np.searchsorted(self._offsets, offsets)
         if len(self._offsets):
-            known = self._offsets[np.minimum(places, len(self._offsets) - 1)] == offsets
-            offsets, by, places = offsets[~known], by[~known], places[~known]
-        self._offsets = np.insert(self._offsets, places, offsets)
-        self._by = np.insert(self._by, places, by)
+            known = self._offsets[np.minimum(positions, len(self._offsets) - 1)] == offsets
+            offsets, by, positions = offsets[~known], by[~known], positions[~known]
+        self._offsets = np.insert(self._offsets, positions, offsets)
+        self._by = np.insert(self._by, positions, by)
         self._pending, self._pending_count = [], 0
 
 

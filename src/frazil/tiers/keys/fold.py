@@ -328,8 +328,8 @@ class KeyedState:
                     fresh = self._find_in_chunk(chunk, left, hashes, before)
                     if fresh:
                         found.update(fresh)
-                        kept = [place for place, key in enumerate(left) if key not in fresh]
-                        left, hashes = [left[place] for place in kept], hashes[kept]
+                        kept = [number for number, key in enumerate(left) if key not in fresh]
+                        left, hashes = [left[number] for number in kept], hashes[kept]
         if left and min(before, start) > 0:
             found.update(self._find_in_files(left, self.shape, min(before, start)))
         return found

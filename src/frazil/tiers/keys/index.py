@@ -27,7 +27,7 @@ CODE_SHIFT: Final = 3
 OP_MASK: Final = 7
 
 ENTRY_BYTES: Final = 100
-"""The bytes of an entry beside its key: its slot in a dict that is half full, and the code."""
+"""The bytes of an entry without its key: its slot in a dict that is half full, and the code."""
 _MOVE_RATIO: Final = 0.75
 _SHRINK_RATIO: Final = 0.02
 _SHRINK_KEYS_MIN: Final = 16
