@@ -513,17 +513,15 @@ class Test(NamedTuple):
             return True
 
 
-class Limits:
+class Limits(NamedTuple):
     """The tests of one table's columns; `describe` is for `explain`."""
 
-    def __init__(self, tests: Sequence[Test]) -> None:
-        self._tests = tests
+    tests: tuple[Test, ...]
 
     def may_match(self, known_of: Callable[[ViewColumn], Known | None]) -> bool:
         """Tell whether rows of which so much is known can match."""
         return all(
-            (known := known_of(test.column)) is None or test.may_match(known)
-            for test in self._tests
+            (known := known_of(test.column)) is None or test.may_match(known) for test in self.tests
         )
 
     def describe(self) -> list[str]:
@@ -531,7 +529,7 @@ class Limits:
         return [
             f"{column.name} {operator} "
             f"{', '.join(_shown(value, column.type) for value in values)}".rstrip()
-            for column, operator, values, _ in self._tests
+            for column, operator, values, _ in self.tests
         ]
 
 
@@ -550,7 +548,7 @@ def limits_of(
         if len(values) == len(given):
             ranges = tuple(_range_of(operator, value, column.type) for value in values)
             tests.append(Test(column, operator, values, ranges))
-    return Limits(tests)
+    return Limits(tuple(tests))
 
 
 def _range_of(operator: str, value: Any, data_type: pa.DataType) -> _Range:

@@ -98,7 +98,7 @@ class Result:
         stream: Stream | None = None,
         why_stopped: Callable[[], Exception | None] = lambda: None,
         integers: frozenset[int] = frozenset(),
-        forget: Callable[[], object] | None = None,
+        forget: Callable[[], object] = lambda: None,
     ) -> None:
         self.schema = schema
         self._batches: list[pa.RecordBatch] = list(batches)
@@ -177,8 +177,7 @@ class Result:
         self._closed = True
         # An iteration under way keeps the list.
         self._batches = []
-        if self._forget is not None:
-            self._forget()
+        self._forget()
         if self._stream is not None:
             self._stream.close()
 
@@ -201,12 +200,9 @@ class Result:
         self.close()
 
     def __del__(self) -> None:
-        forget = getattr(self, "_forget", None)
-        if forget is not None:
-            forget()
-        stream = getattr(self, "_stream", None)
-        if stream is not None:
-            stream.abandon()
+        self._forget()
+        if self._stream is not None:
+            self._stream.abandon()
 
     def _next(self) -> pa.RecordBatch | None:
         assert self._stream is not None

@@ -247,11 +247,6 @@ class DiskFile(FileFacts, frozen=True, kw_only=True, omit_defaults=True):
         return self.bytes + self.key_bytes
 
     @property
-    def keyed(self) -> bool:
-        """Tell whether its rows are changes of keys."""
-        return bool(self.key_ids)
-
-    @property
     def ranges(self) -> tuple[SpecialRange, ...]:
         """Return its gaps as the log's type."""
         return tuple(SpecialRange(*gap) for gap in self.gaps)

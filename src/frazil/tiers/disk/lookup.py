@@ -91,7 +91,7 @@ class DiskLookup:
         found: dict[Key, Found] = {}
         left = np.arange(len(keys))
         for file in picture.by_last:
-            if file.offset_first >= limit or not file.keyed or not file.rows:
+            if file.offset_first >= limit or not file.key_ids or not file.rows:
                 continue
             # A key is done when this file and all further ones have older changes only.
             done = [

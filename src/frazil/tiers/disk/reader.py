@@ -330,7 +330,7 @@ class DiskReaders:
         users = batch.select(written.names)
         convert = self.convert
         wanted = users if convert is None else convert(file.topic, file.schema, users)
-        if not file.keyed:
+        if not file.key_ids:
             return wanted
         present = batch.column(PRESENT_FIELD.name)
         if present.null_count < len(present):
