@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import decimal
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -51,24 +52,31 @@ def decode_original(data: bytes, schema: pa.Schema) -> dict[str, Any]:
 
 
 def _value(value: Any, data_type: pa.DataType) -> Any:
-    if value is None:
-        return None
-    if pt.is_struct(data_type):
-        return {child.name: _value(value.get(child.name), child.type) for child in data_type}
-    if pt.is_map(data_type):
-        return [
-            (
-                _value(each["key"], data_type.key_type),
-                _value(each.get("value"), data_type.item_type),
-            )
-            for each in value
-        ]
-    if pt.is_list(data_type):
-        return [_value(each, data_type.value_type) for each in value]
+    return None if value is None else _read(data_type, value)
+
+
+@functools.singledispatch
+def _read(data_type: pa.DataType, value: Any) -> Any:
     for test, read in _READERS:
         if test(data_type):
             return read(value, data_type)
     return value
+
+
+@_read.register(pa.StructType)
+def _(data_type: Any, value: Any) -> Any:
+    return {child.name: _value(value.get(child.name), child.type) for child in data_type}
+
+
+@_read.register(pa.MapType)
+def _(data_type: Any, value: Any) -> Any:
+    key, item = data_type.key_type, data_type.item_type
+    return [(_value(each["key"], key), _value(each.get("value"), item)) for each in value]
+
+
+@_read.register(pa.ListType)
+def _(data_type: Any, value: Any) -> Any:
+    return [_value(each, data_type.value_type) for each in value]
 
 
 def _timestamp(value: int, data_type: pa.DataType) -> int:

@@ -6,6 +6,7 @@ columns are checked without any of them: one can be refused where the lake is no
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ __all__ = [
     "check_lake_schema",
     "iceberg_schema",
     "iceberg_type",
+    "inner_fields",
     "partition_names",
     "rejects_schema",
     "topic_column_id",
@@ -321,15 +323,30 @@ def _check_paths(schema: pa.Schema) -> None:
 
 def _paths(field: pa.Field, path: str) -> Iterator[str]:
     yield path
-    data_type = field.type
-    if pt.is_list(data_type):
-        yield from _paths(data_type.value_field, f"{path}.element")
-    elif pt.is_map(data_type):
-        yield from _paths(data_type.key_field, f"{path}.key")
-        yield from _paths(data_type.item_field, f"{path}.value")
-    elif pt.is_struct(data_type):
-        for child in data_type:
-            yield from _paths(child, f"{path}.{child.name}")
+    for name, child in inner_fields(field.type):
+        yield from _paths(child, f"{path}.{name}")
+
+
+@functools.singledispatch
+def inner_fields(data_type: pa.DataType) -> list[tuple[str, pa.Field]]:
+    """Return the fields inside of a type with their names in paths; none of a scalar."""
+    del data_type
+    return []
+
+
+@inner_fields.register(pa.StructType)
+def _(data_type: Any) -> list[tuple[str, pa.Field]]:
+    return [(field.name, field) for field in data_type]
+
+
+@inner_fields.register(pa.ListType)
+def _(data_type: Any) -> list[tuple[str, pa.Field]]:
+    return [("element", data_type.value_field)]
+
+
+@inner_fields.register(pa.MapType)
+def _(data_type: Any) -> list[tuple[str, pa.Field]]:
+    return [("key", data_type.key_field), ("value", data_type.item_field)]
 
 
 def _check_partition_names(

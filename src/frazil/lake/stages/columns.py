@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 from pyspark.sql import types as T  # noqa: N812 - as F
 
 from frazil.errors import InvalidRequest
+from frazil.lake.types import inner_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,14 +175,8 @@ def staged_schema(schema: pa.Schema, *, raw: bool = False) -> T.StructType:
 
 def leaves(field: pa.Field) -> Iterator[pa.Field]:
     """Give the scalars of a column in the order in which Parquet has them."""
-    data_type = field.type
-    if pt.is_struct(data_type):
-        for child in data_type:
-            yield from leaves(child)
-    elif pt.is_map(data_type):
-        yield from leaves(data_type.key_field)
-        yield from leaves(data_type.item_field)
-    elif pt.is_list(data_type):
-        yield from leaves(data_type.value_field)
-    else:
+    inner = inner_fields(field.type)
+    if not inner:
         yield field
+    for _name, child in inner:
+        yield from leaves(child)
