@@ -28,7 +28,7 @@ from frazil.log.segment import (
     NO_DESCRIPTORS,
     OpenFiles,
     Segment,
-    create_segment_when_full,
+    create_segment,
     seal,
     segment_name,
 )
@@ -38,9 +38,11 @@ from frazil.model import Ack
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from typing_extensions import Buffer
+
     from frazil.clock import Clock
     from frazil.config import LogSettings, ProducerSettings
-    from frazil.fs import FileSystem
+    from frazil.fs import File, FileSystem
     from frazil.log.codec import Deliver, Entry
     from frazil.log.cursor_state import CursorState
     from frazil.log.recovery import RecoveryReport
@@ -545,24 +547,8 @@ class Journal:
         frames = initial_frames(
             header, encode_checkpoint(self.state, lsn=lsn), lsn=lsn, time_us=now_us
         )
+        file, position = self._create_segment(header, frames)
         path = f"{self.directory}/{segment_name(segment)}"
-        try:
-            file, position = create_segment_when_full(
-                self._file_system, self.directory, header, frames, files=self._files
-            )
-        except OSError as error:
-            # Without its name the new segment does not exist: the old one goes on being written.
-            gone = self._file_system.stat(path) is None
-            if error.errno in DISK_FULL and gone:
-                self._report_full()
-                raise disk_full(self.directory) from error
-            if error.errno in NO_DESCRIPTORS and gone:
-                raise Overloaded(
-                    "no file descriptors are left for the next segment, raise the limit of open "
-                    "files; nothing was written",
-                    retry_after_ms=1000,
-                ) from error
-            raise
         fresh = Segment(path, header, self._files)
         fresh.body_end = position
         self.to_seal.append((old, self._frames))
@@ -574,6 +560,37 @@ class Journal:
         for topic in self.state.topics.values():
             topic.index = None
         self.segments = (*self.segments, fresh)
+
+    def _create_segment(
+        self, header: fmt.SegmentHeader, frames: Sequence[Buffer]
+    ) -> tuple[File, int]:
+        """Create the next segment, if need be with the descriptors of readers (F46).
+
+        Raises:
+            Overloaded: there is no room or no descriptor for it.
+        """
+        for is_last in (False, True):
+            try:
+                return create_segment(self._file_system, self.directory, header, frames)
+            except OSError as error:
+                path = f"{self.directory}/{segment_name(header.segment)}"
+                if self._file_system.stat(path) is not None:
+                    raise
+                # Without its name the new segment does not exist: the old one is written on.
+                if error.errno in DISK_FULL:
+                    self._report_full()
+                    raise disk_full(self.directory) from error
+                if error.errno not in NO_DESCRIPTORS:
+                    raise
+                if is_last:
+                    raise Overloaded(
+                        "no file descriptors are left for the next segment, raise the limit of "
+                        "open files; nothing was written",
+                        retry_after_ms=1000,
+                    ) from error
+                # The files of readers can be opened again: give them back and try once more.
+                self._files.clear()
+        raise AssertionError("the last try returns or raises")
 
     def seal_one(self) -> bool:
         """Write the footer of one rotated segment; return whether there was one.

@@ -233,26 +233,6 @@ def create_segment(
     return file, size
 
 
-def create_segment_when_full(
-    file_system: FileSystem,
-    directory: str,
-    header: fmt.SegmentHeader,
-    frames: Sequence[Buffer],
-    *,
-    files: OpenFiles,
-) -> tuple[File, int]:
-    """Create a segment as `create_segment` does, if need be with the descriptors of readers (F46)."""
-    try:
-        return create_segment(file_system, directory, header, frames)
-    except OSError as error:
-        path = f"{directory}/{segment_name(header.segment)}"
-        if error.errno not in NO_DESCRIPTORS or file_system.stat(path) is not None:
-            raise
-        # Their files can be opened again: give them back and try once more.
-        files.clear()
-        return create_segment(file_system, directory, header, frames)
-
-
 def seal(file: File, segment: Segment, *, frames: int, time_us: int) -> Footer:
     """Cut the file at the segment's valid end, write its footer and make both durable."""
     digest = body_hash(file, segment.body_end)
