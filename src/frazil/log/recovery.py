@@ -378,15 +378,8 @@ class Survey:
             if topic_id not in state.topics and (fmt.KIND_TOPIC, topic_id) not in kinds:
                 self._placeholder(topic_id)
         for _position, head, payload in scan.controls:
-            if head.kind == fmt.KIND_CHECKPOINT:
-                continue
-            if head.topic not in (0, *state.topics) and head.kind != fmt.KIND_TOPIC:
-                self._placeholder(head.topic)
-            try:
-                state.apply(head, payload)
-            except CorruptionError as error:
-                # A whole frame that means nothing here: the rest of the log is opened all the same.
-                self.report.warnings.append(f"batch {head.lsn} is passed over: {error}")
+            if head.kind != fmt.KIND_CHECKPOINT:
+                self._replay_control(head, payload)
         for _position, head, data in scan.runs:
             state.apply_runs(head, fmt.decode_runs(memoryview(data), head.runs))
         for topic_id, index in scan.indexes.items():
@@ -397,6 +390,15 @@ class Survey:
                 topic.next = max(topic.next, index.end)
         state.lsn = max(state.lsn, scan.lsn)
         state.time_us = max(state.time_us, scan.time_us)
+
+    def _replay_control(self, head: fmt.FrameHead, payload: bytes) -> None:
+        if head.topic not in (0, *self.state.topics) and head.kind != fmt.KIND_TOPIC:
+            self._placeholder(head.topic)
+        try:
+            self.state.apply(head, payload)
+        except CorruptionError as error:
+            # A whole frame that means nothing here: the rest of the log is opened all the same.
+            self.report.warnings.append(f"batch {head.lsn} is passed over: {error}")
 
     def _placeholder(self, topic_id: int) -> TopicState:
         """Stand in for a topic whose definition is lost: from the metadata, or by its number."""
@@ -417,8 +419,9 @@ class Survey:
         topics = self.state.topics
         for head in self._heads_lost:
             # What stood before a lost frame was there, too, even if no other head tells of it.
-            if head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS) and head.topic in topics:
-                topics[head.topic].next = max(topics[head.topic].next, head.offset + head.records)
+            topic = topics.get(head.topic)
+            if topic is not None and head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS):
+                topic.next = max(topic.next, head.offset + head.records)
         for topic in topics.values():
             held = [piece for found in kept for piece in _held(found, topic.id)]
             start = self._first_held(topic, kept)
