@@ -93,6 +93,7 @@ def test_results_read_ahead_count_as_memory(db):
     del lost
     gc.collect()
     wait_until(lambda: counted() == 0)
+    assert pressure.snapshot().sources["queries"] == 0
 
 
 @pytest.mark.parametrize("moved", [False, True])
