@@ -21,7 +21,7 @@ DIRECTORY = "/data/journal"
 OPTIONS = pa.ipc.IpcWriteOptions()
 ROWS_ARROW_MIN = 8
 SETTINGS = Settings()
-KNOWN_MAX = 1024
+KNOWN_MAX = 2048
 
 
 def log_settings(**changes):
@@ -48,8 +48,7 @@ class KnownFrames:
 
     def __init__(self):
         self._codecs = {}
-        self._batches = {}
-        self._records = {}
+        self._known = {}
 
     def codec_of(self, topic):
         """The codec of a topic; the same one for the same columns, which must not be changed."""
@@ -58,27 +57,29 @@ class KnownFrames:
             codec = self._codecs[columns] = codec_of(topic)
             if codec is not None:
                 decode, decode_small = codec.decode, codec.decode_small
-                codec.decode = lambda frame: self._decoded(columns, [frame], decode, frame)
-                codec.decode_small = lambda frames: self._decoded(
-                    columns, frames, decode_small, frames
-                )
-        return self._codecs[columns]
 
-    def _decoded(self, columns, frames, decode, argument):
-        key = (columns, decode.__name__, *map(_bytes_of, frames))
-        if key not in self._batches:
-            _make_room(self._batches)
-            self._batches[key] = decode(argument)
-        return self._batches[key]
+                def decode_once(frame):
+                    return self._once((columns, _bytes_of(frame)), decode, frame)
+
+                def decode_small_once(frames):
+                    return self._once((columns, *map(_bytes_of, frames)), decode_small, frames)
+
+                codec.decode, codec.decode_small = decode_once, decode_small_once
+        return self._codecs[columns]
 
     def records_of(self, batch):
         """The same as `records_of`, made once for a batch that was decoded once."""
-        # The batch is kept beside its records, so that no other one gets its id.
+        # The batch is kept with its records, so that no other one gets its id.
         key = (id(batch.data), batch.offset, batch.times)
-        if key not in self._records:
-            _make_room(self._records)
-            self._records[key] = (batch.data, records_of(batch))
-        return self._records[key][1]
+        return self._once(key, lambda each: (each.data, records_of(each)), batch)[1]
+
+    def _once(self, key, make, argument):
+        key = (make.__name__, key)
+        if key not in self._known:
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            self._known[key] = make(argument)
+        return self._known[key]
 
 
 def _bytes_of(frame):
@@ -86,11 +87,6 @@ def _bytes_of(frame):
     head = frame.head
     payload = frame.buffer[frame.start : frame.start + head.size]
     return head.kind, head.flags, head.schema, head.records, head.time, payload
-
-
-def _make_room(known):
-    if len(known) >= KNOWN_MAX:
-        known.clear()
 
 
 class DrivenLog:

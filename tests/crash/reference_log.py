@@ -146,7 +146,7 @@ def build_reference(*, clean, seed=5):
 
 def _value(log, value):
     log.control(fmt.KIND_STATE, 0, msgspec.msgpack.encode((STATE_FIRST_FREE, "policy", value)))
-    log.control(fmt.KIND_CURSOR, MAIL, msgspec.msgpack.encode(("reader", b"\x07")))
+    log.control(fmt.KIND_CURSOR, MAIL, msgspec.msgpack.encode([(3, "reader", b"\x07")]))
 
 
 def _describe(file_system):
