@@ -58,8 +58,10 @@ def seeds():
         _control(fmt.KIND_STATE, pack((STATE_HOLD, "lake", 3))),
         _control(fmt.KIND_STATE, pack((STATE_PRODUCER, "p", (1, 0)))),
         _control(fmt.KIND_STATE, pack((STATE_FREED, "", 2)), 0),
-        _control(fmt.KIND_CURSOR, pack(("reader", b"\x01"))),
-        _control(fmt.KIND_CURSOR, pack([(3, "r", pack((2, [3, 1], [0, 2]))), (1, "r", [2, 4])])),
+        _control(fmt.KIND_CURSOR, pack([(3, "r", b"\x01")])),
+        _control(
+            fmt.KIND_CURSOR, pack([(3, "r", pack((2, [3, 1], [0, 2], []))), (1, "r", [2, 4])])
+        ),
         _control(fmt.KIND_CURSOR, pack([(2, "r", [5, 2]), (4, "r")])),
     ]
     batch = pa.RecordBatch.from_pylist([row], schema=SCHEMA)

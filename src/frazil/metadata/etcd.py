@@ -60,6 +60,8 @@ class EtcdStore:
         self._servers = servers
         self._space = space
         self._keys = space.keys
+        self.id = space.id
+        """What tells this store from others, also from a later one under the same keys."""
         self._leases = EtcdLeases(space, clock)
         self._numbers: dict[str, wire.KeyValue | None] = {}
 
@@ -78,11 +80,6 @@ class EtcdStore:
             servers.close()
             raise
         return cls(servers, space, clock)
-
-    @property
-    def id(self) -> str:
-        """What tells this store from others, also from a later one in the same place."""
-        return self._space.id
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -167,7 +164,10 @@ class EtcdStore:
             for compare, pair in zip(transaction.compares, found, strict=False):
                 compare.check(None if pair is None else keys.entry(pair))
             known = dict(zip(numbers, found[len(otherwise) :], strict=True))
-            _check_forward(numbers, known)
+            for key, number in numbers.items():
+                if not _is_forward(known[key], number):
+                    stored = number_of(known[key])
+                    raise Conflict("metadata would go back", key=key, number=number, stored=stored)
         raise Conflict("metadata is changed by others again and again, try again")
 
     def _conditions(
@@ -212,13 +212,6 @@ class EtcdStore:
 
 def _is_forward(known: wire.KeyValue | None, number: int) -> bool:
     return known is None or number >= (number_of(known) or 0)
-
-
-def _check_forward(numbers: Mapping[str, int], found: Mapping[str, wire.KeyValue | None]) -> None:
-    for key, number in numbers.items():
-        if not _is_forward(found[key], number):
-            stored = number_of(found[key])
-            raise Conflict("metadata would go back", key=key, number=number, stored=stored)
 
 
 def _check_lease(transaction: Transaction, found: Sequence[wire.KeyValue | None]) -> None:

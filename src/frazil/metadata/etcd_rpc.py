@@ -54,7 +54,6 @@ _NOT_DONE: Final = (
     "too many requests",
 )
 _USER_ERRORS: Final = ("auth", "user name", "permission denied")
-_SERVERS_FULL: Final = "database space exceeded"
 
 
 R = TypeVar("R", bound="Message")
@@ -212,8 +211,7 @@ class EtcdServers:
 
 
 def _is_not_done(error: grpc.RpcError) -> bool:
-    text = str(error.details()).lower()
-    return any(words in text for words in _NOT_DONE)
+    return any(map(str(error.details()).lower().__contains__, _NOT_DONE))
 
 
 def _meaning(error: grpc.RpcError, *, what: str, url: str, changes: bool) -> Exception:
@@ -225,7 +223,7 @@ def _meaning(error: grpc.RpcError, *, what: str, url: str, changes: bool) -> Exc
         return LeaseGone(text)
     if code is status.OUT_OF_RANGE and "compacted" in text:
         return Compacted(text)
-    if _SERVERS_FULL in text:
+    if "database space exceeded" in text:
         return Overloaded("etcd is full: compact and defragment it", **facts)
     if code is status.RESOURCE_EXHAUSTED and "larger than max" in text:
         return TooLarge(text)

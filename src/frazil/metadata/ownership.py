@@ -153,7 +153,8 @@ class Ownership:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._pause_s()):
+        pause_s = self._ttl_s / 3
+        while not self._stopping.wait(pause_s if self.trouble is None else min(pause_s, 1.0)):
             try:
                 self.keep()
             except FrazilError as error:
@@ -162,9 +163,6 @@ class Ownership:
                 self.trouble = error
                 if isinstance(error, Closed):
                     return
-
-    def _pause_s(self) -> float:
-        return min(self._ttl_s / 3, 1.0) if self.trouble is not None else self._ttl_s / 3
 
     def keep(self) -> None:
         """Renew the lease, or take it again if it ran out and nobody else had it since.

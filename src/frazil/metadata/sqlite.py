@@ -142,13 +142,14 @@ class _SqliteRows:
 
     def write(self, revision: Revision, changes: Sequence[Change]) -> None:
         state = _state_after(self._state, revision, changes)
-        puts = [change.after for change in changes if change.after is not None]
+        after = [change.after for change in changes if change.after is not None]
+        puts = [(e.key, e.value, e.version, e.mod_revision, entry_crc(e)) for e in after]
         deletes = [(change.key,) for change in changes if change.after is None]
         execute = self._connection.execute
         try:
             execute("BEGIN IMMEDIATE")
             self._connection.executemany(
-                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", map(_row, puts)
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", puts
             )
             self._connection.executemany("DELETE FROM entries WHERE key = ?", deletes)
             write_state(self._connection, state)
@@ -175,10 +176,6 @@ class _SqliteRows:
             ) from error
         except _STORAGE_ERRORS as error:
             raise Unavailable("metadata read failed", path=self._path, reason=error) from error
-
-
-def _row(entry: Entry) -> tuple[str, bytes, int, int, int]:
-    return (entry.key, entry.value, entry.version, entry.mod_revision, entry_crc(entry))
 
 
 def _state_after(state: State, revision: Revision, changes: Sequence[Change]) -> State:
