@@ -106,7 +106,7 @@ class Reader:
     async def next(self):
         return await asyncio.wait_for(self.queue.get(), SECONDS_MAX)
 
-    async def take(self, count, *, ack=True):
+    async def take(self, count=1, *, ack=True):
         """Return so many messages, each acked as it comes."""
         found = []
         for _ in range(count):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
+from functools import partial
 
 from frazil.serve.danube.proto import danube_admin_pb2 as admin
+from frazil.serve.http_calls import PATH
+from tests.integration.serve import consuming_world
 from tests.integration.serve.consuming_world import connect, consumer_of, producer_of
-from tests.integration.serve.protocol_world import SECONDS_MAX, Scene
+from tests.integration.serve.protocol_world import SECONDS_MAX, Scene, wait_until
 
 QUIET_S = 0.3
 """For so long nothing more comes where nothing may."""
-SETTLED_S = 0.05
-"""Behind a stream's headers the broker lets its consumer take part, in some turns of its loop."""
 POLICY = {
     "max_redelivery_count": 5,
     "ack_timeout_ms": 30_000,
@@ -21,20 +24,8 @@ POLICY = {
 }
 
 
-class Reader:
+class Reader(consuming_world.Reader):
     """A consumer of the published client, and the queue that it fills."""
-
-    def __init__(self, consumer, queue):
-        self.consumer, self.queue = consumer, queue
-
-    async def take(self, count=1, *, is_acked=True):
-        """Return the next messages."""
-        found = []
-        for _ in range(count):
-            found.append(await asyncio.wait_for(self.queue.get(), SECONDS_MAX))
-            if is_acked:
-                await self.consumer.ack(found[-1])
-        return found
 
     async def payloads(self, count, **more):
         return [bytes(message.payload) for message in await self.take(count, **more)]
@@ -43,25 +34,6 @@ class Reader:
         """Tell whether nothing comes for a while."""
         await asyncio.sleep(QUIET_S)
         return self.queue.empty()
-
-    async def close(self):
-        await self.consumer.close()
-
-
-def _watched(consumer):
-    """Return what is done when a client's consumer has the headers of its first stream."""
-    done = asyncio.get_running_loop().create_future()
-    receive = consumer.receive
-
-    async def watch():
-        stream = await receive()
-        await stream.initial_metadata()
-        if not done.done():
-            done.set_result(None)
-        return stream
-
-    consumer.receive = watch
-    return done
 
 
 class Cast:
@@ -91,15 +63,20 @@ class Cast:
         consumer = await consumer_of(
             await self.client(), topic=topic or self.topic, name=name, **more
         )
-        opened = [_watched(one) for one in consumer._consumers.values()]
         reader = Reader(consumer, await consumer.receive())
         self.open.append(reader)
         # The client opens streams in tasks of its own; only then a consumer takes part.
-        await asyncio.wait_for(asyncio.gather(*opened), SECONDS_MAX)
-        for one in consumer._consumers.values():
-            assert not await asyncio.to_thread(self.scene.is_closed, 1, one.consumer_id)
-        await asyncio.sleep(SETTLED_S)
+        for part in consumer._consumers:
+            await asyncio.to_thread(wait_until, partial(self.takes_part, part, name))
         return reader
+
+    def takes_part(self, topic, name):
+        """Tell whether a topic's subscription has a consumer of a name."""
+        call = json.dumps({"call": "list", "topic": topic}).encode()
+        request = urllib.request.Request(self.wire.process.facts["http_url"] + PATH, call)
+        request.add_header("content-type", "application/json")
+        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as answer:
+            return any(name in each["consumers"] for each in json.load(answer)["result"])
 
     async def policy(self, **changes):
         """Give the subscription a failure policy, by administration."""

@@ -111,7 +111,7 @@ def test_a_standby_takes_over_when_the_active_consumer_goes(protocol_broker):
         for payload in numbered(0, 4):
             await producer.send(payload)
         assert await active.payloads(2) == numbered(0, 2)
-        assert await active.payloads(2, is_acked=False) == numbered(2, 4)
+        assert await active.payloads(2, ack=False) == numbered(2, 4)
         assert standby.queue.empty()
         await active.close()
         assert await standby.payloads(2) == numbered(2, 4)
@@ -127,7 +127,7 @@ def test_keys_stay_with_their_consumers(protocol_broker):
         readers = [await cast.reader(name, kind=SubType.KEY_SHARED) for name in "ab"]
         for number in range(10):
             await producer.send_with_key(b"0", None, f"key-{number}")
-        first = [await reader.take(5, is_acked=False) for reader in readers]
+        first = [await reader.take(5, ack=False) for reader in readers]
         owners = [{message.routing_key for message in found} for found in first]
         assert owners[0] | owners[1] == {f"key-{number}" for number in range(10)}
         for number in range(10):
@@ -170,10 +170,10 @@ def test_the_window_is_ten(protocol_broker):
         reader = await cast.reader()
         for payload in numbered(0, 12):
             await producer.send(payload)
-        found = await reader.take(10, is_acked=False)
+        found = await reader.take(10, ack=False)
         assert await reader.is_quiet()
         await reader.consumer.ack(found[5])
-        assert offsets(await reader.take(1, is_acked=False)) == [10]
+        assert offsets(await reader.take(1, ack=False)) == [10]
         assert await reader.is_quiet()
 
     play(protocol_broker, scene)
@@ -217,7 +217,7 @@ def test_who_comes_again_gets_the_oldest_unacked_first(protocol_broker):
         reader = await cast.reader()
         for payload in numbered(0, 6):
             await producer.send(payload)
-        found = await reader.take(6, is_acked=False)
+        found = await reader.take(6, ack=False)
         await reader.consumer.ack(found[1])
         await reader.close()
         again = await cast.reader()
@@ -236,8 +236,8 @@ def test_only_the_records_of_the_one_that_dropped_come_again(protocol_broker):
         goes = await cast.reader("b", kind=SubType.SHARED)
         for payload in numbered(0, 6):
             await producer.send(payload)
-        kept = await stays.payloads(3, is_acked=False)
-        lost = await goes.payloads(3, is_acked=False)
+        kept = await stays.payloads(3, ack=False)
+        lost = await goes.payloads(3, ack=False)
         await goes.close()
         assert await stays.payloads(3) == sorted(lost)
         assert sorted(kept + lost) == numbered(0, 6)

@@ -222,7 +222,7 @@ def test_a_nacked_record_comes_again_as_it_was(protocol_broker):
         reader = await cast.reader()
         await producer.send(b"x")
         for _ in range(3):
-            (message,) = await reader.take(is_acked=False)
+            (message,) = await reader.take(ack=False)
             assert (message.payload, message.msg_id.topic_offset) == (b"x", 0)
             await reader.consumer.nack(message)
         await reader.take()
@@ -241,7 +241,7 @@ def test_an_ack_that_comes_late_counts(protocol_broker):
         )
         reader = await cast.reader()
         await producer.send(b"late")
-        (message,) = await reader.take(is_acked=False)
+        (message,) = await reader.take(ack=False)
         # The time is over, which is looked at every 500 ms, and the record waits for its delay.
         await asyncio.sleep(0.8)
         await reader.consumer.ack(message)
@@ -261,7 +261,7 @@ def test_a_record_that_is_not_acked_in_time_comes_again(protocol_broker):
         await cast.policy(ack_timeout_ms=200)
         reader = await cast.reader()
         await producer.send(b"x")
-        found = [*await reader.take(is_acked=False), *await reader.take()]
+        found = [*await reader.take(ack=False), *await reader.take()]
         assert offsets(found) == [0, 0]
 
     play(protocol_broker, scene)
@@ -278,7 +278,7 @@ def test_dead_letters_carry_where_they_came_from(protocol_broker):
         await cast.policy(max_redelivery_count=0, poison_policy=0, dead_letter_topic=dead)
         reader = await cast.reader()
         await producer.send(b"poison", {"own": "kept"})
-        (message,) = await reader.take(is_acked=False)
+        (message,) = await reader.take(ack=False)
         await reader.consumer.nack(message, reason="cannot be read")
         (letter,) = await letters.take()
         assert (letter.payload, letter.msg_id.topic_name) == (b"poison", dead)
@@ -310,7 +310,7 @@ def test_a_record_that_fails_too_often_blocks_or_is_dropped(protocol_broker, poi
         await cast.policy(max_redelivery_count=0, poison_policy=poison)
         reader = await cast.reader()
         await producer.send(b"poison")
-        (message,) = await reader.take(is_acked=False)
+        (message,) = await reader.take(ack=False)
         await reader.consumer.nack(message)
         await producer.send(b"next")
         if poison == 1:
@@ -330,7 +330,7 @@ def test_block_stops_only_the_key(protocol_broker):
         await cast.policy(max_redelivery_count=0, poison_policy=1)
         reader = await cast.reader(kind=SubType.KEY_SHARED)
         await producer.send_with_key(b"poison", None, "a")
-        (message,) = await reader.take(is_acked=False)
+        (message,) = await reader.take(ack=False)
         await reader.consumer.nack(message)
         await producer.send_with_key(b"behind", None, "a")
         await producer.send_with_key(b"other", None, "b")
