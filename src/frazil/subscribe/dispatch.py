@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -175,9 +176,7 @@ class Dispatch:
             for record in self._records.values()
             if record.state is IN_FLIGHT and record.member is member and record.settling is None
         ]
-        if lost:
-            lost.sort(key=lambda record: record.offset)
-            self._actions += self._fail(lost, Cause.LOST, now_ms)
+        self._actions += self._fail(lost, Cause.LOST, now_ms)
 
     def take_over(self, before: Dispatch) -> None:
         """Take the consumers, their places and keys from the dispatch that this one replaces."""
@@ -427,14 +426,14 @@ class Dispatch:
         asked_ms: int = 0,
         reason: str = "",
     ) -> list[Change]:
-        """Count deliveries, ascending, as failed; return the changes to journal before the next.
+        """Count deliveries as failed; return the changes to journal before the next ones.
 
         A consumer that leaves fails no record for good: the last attempt is repeated.
         """
         policy, attempts_max = self._policy, self._attempts_max
         counted, dropped = Change(cause), Change(Cause.DROP)
         reason = reason[:REASON_CHARACTERS_MAX] or REASONS.get(cause, "nacked")
-        for record in records:
+        for record in sorted(records, key=attrgetter("offset")):
             is_last = record.attempt >= attempts_max
             if is_last and cause is Cause.LOST:
                 self._make_ready(record)
@@ -494,7 +493,7 @@ class Dispatch:
     def _settle_owed(self, records: list[DeliveryRecord], cause: Cause) -> None:
         """Journal the settling of records without an ack."""
         change = Change(cause)
-        records.sort(key=lambda record: record.offset)
+        records.sort(key=attrgetter("offset"))
         for record in records:
             record.state, record.cause, record.settling = State.OWED, cause, change
         change.records = records
@@ -574,9 +573,7 @@ class Dispatch:
                 self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
         self._watch_timeouts(now_ms)
         lost = [each for each in change.records if each.state is IN_FLIGHT and each.is_lost]
-        if lost:
-            lost.sort(key=lambda record: record.offset)
-            self._actions += self._fail(lost, Cause.LOST, now_ms)
+        self._actions += self._fail(lost, Cause.LOST, now_ms)
 
     def _ack_failed(self, record: DeliveryRecord, now_ms: int) -> None:
         if record.state is UNREAD:
@@ -607,7 +604,7 @@ class Dispatch:
         self._attempts_max = policy.attempts_max
         self._limits = limits
         self._timeout_ms = now_ms if policy.ack_timeout_ms else None
-        for record in sorted(self._blocked.values(), key=lambda each: each.offset):
+        for record in sorted(self._blocked.values(), key=attrgetter("offset")):
             if policy.poison is not Poison.BLOCK or record.attempt <= self._attempts_max:
                 self._unblock(record)
                 record.due_ms = now_ms
@@ -655,9 +652,8 @@ class Dispatch:
         """Do what is due: time-outs of acks, then alarms."""
         if self._timeout_ms is not None and now_ms >= self._timeout_ms:
             late = [self._records[offset] for offset in self.overdue(now_ms)]
-            if late:
-                self._actions += self._fail(late, Cause.TIMEOUT, now_ms)
-                self.overdue(now_ms)
+            self._actions += self._fail(late, Cause.TIMEOUT, now_ms)
+            self.overdue(now_ms)
         for offset in self._alarms.ring(now_ms):
             self._rung(self._records[offset], now_ms)
 

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -428,8 +429,7 @@ class Part:
 
     def hand_out(self, delivery: Delivery) -> None:
         """Note when the program takes a delivery, under the inbox's lock: its time runs from here."""
-        self._waiting -= 1
-        self._waiting_bytes -= delivery.size_bytes
+        self.count(delivery, -1)
         self._taken_s[delivery.offset] = self._monotonic()
 
     def took(self) -> None:
@@ -593,11 +593,9 @@ class Stream:
             return
         self._inbox.end(None)
         self._let_go.detach()
-        try:
+        # A closed engine gave everything back.
+        with suppress(Closed):
             self._subscribing.call(lambda _all: detach(self._parts))
-        except Closed:
-            # The engine gave everything back.
-            return
 
     def __enter__(self) -> Self:
         return self
@@ -676,8 +674,6 @@ async def detach(parts: Sequence[Part]) -> None:
 
 def let_go(subscribing: Subscribing, parts: Sequence[Part]) -> None:
     """Detach consumers of a stream that nobody has any more."""
-    try:
+    with suppress(Closed):
         for part in parts:
             subscribing.give(part.subscription.detach, part)
-    except Closed:
-        return

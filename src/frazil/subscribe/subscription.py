@@ -179,12 +179,9 @@ class Subscription:
     def status(self) -> Status:
         """Return its state, with the reason if it is paused."""
         status = self._dispatch.status()
-        if status.paused is None:
-            if self.damage is not None:
-                return attrs.evolve(status, paused="cannot read")
-            if self._dead_letters.error is not None:
-                return attrs.evolve(status, paused="dead letters")
-        return status
+        cannot_read = "cannot read" if self.damage is not None else None
+        waits = "dead letters" if self._dead_letters.error is not None else None
+        return attrs.evolve(status, paused=status.paused or cannot_read or waits)
 
     # -- consumers -------------------------------------------------------------------------------
 
