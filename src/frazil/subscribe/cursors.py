@@ -165,11 +165,9 @@ class Cursors:
         """
         runtime = self._engine.topic_runtime(topic)
         cursors = runtime.state.cursors
-
-        def copies() -> dict[str, CursorState]:
-            return {name: cursor.copy() for name, cursor in cursors.items()}
-
-        found: dict[str, CursorState] = runtime.log.queue.call(copies)
+        found: dict[str, CursorState] = runtime.log.queue.call(
+            lambda: {name: cursor.copy() for name, cursor in cursors.items()}
+        )
         return found
 
     # -- checks ----------------------------------------------------------------------------------

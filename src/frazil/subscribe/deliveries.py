@@ -200,7 +200,8 @@ class Deliveries:
         found = self.find(topic, name)
         if found is not None:
             stored = self._settings.get(topic_uid(found.feed.runtime.state.spec), name)
-            found.configure(stored.policy, _limits(stored))
+            limits = Limits(max_unacked_messages=stored.max_unacked_messages)
+            found.configure(stored.policy, limits)
 
     def forget_topic(self, topic: str) -> None:
         """End the subscriptions of a topic that was deleted."""
@@ -305,7 +306,7 @@ class Deliveries:
         return Dispatch(
             kind,
             policy=stored.policy,
-            limits=_limits(stored),
+            limits=Limits(max_unacked_messages=stored.max_unacked_messages),
             cursor=cursor,
             attempts=cursor.attempts,
             dues_ms=dues_ms,
@@ -332,10 +333,6 @@ class Deliveries:
             self._forget_feed(found.feed)
         for each in Counts.__struct_fields__:
             setattr(self._past, each, getattr(self._past, each) + getattr(found.counts, each))
-
-
-def _limits(stored: Stored) -> Limits:
-    return Limits(max_unacked_messages=stored.max_unacked_messages)
 
 
 def _put(runtime: TopicRuntime, start: Start, offset: int, put: Callable[[int], None]) -> int:

@@ -113,9 +113,8 @@ class Dispatch:
         self._members: dict[int, Member] = {}
         self._keyed: KeySharedDispatcher | None = None
         """The schedule of KeyShared."""
-        is_shared = kind is SubscriptionType.SHARED
         self._schedule: FifoDispatcher | KeySharedDispatcher = FifoDispatcher(
-            self._records, is_shared=is_shared
+            self._records, is_shared=kind is SubscriptionType.SHARED
         )
         if kind is SubscriptionType.KEY_SHARED:
             self._schedule = self._keyed = KeySharedDispatcher(self._records, limits)
@@ -153,13 +152,8 @@ class Dispatch:
             self._keyed.skip_ms = now_ms + self._limits.skip_grace_ms
 
     def detach(self, consumer_id: int, *, now_ms: int) -> None:
-        """Remove a consumer; its unacked records are delivered again at once.
-
-        An unknown consumer makes no difference.
-        """
-        member = self._members.pop(consumer_id, None)
-        if member is None:
-            return
+        """Remove a consumer; its unacked records are delivered again at once."""
+        member = self._members.pop(consumer_id)
         member.is_attached = False
         was_active = self._schedule.active is member
         self._schedule.leave(member)
@@ -189,9 +183,7 @@ class Dispatch:
 
         Return whether it had no room before.
         """
-        member = self._members.get(consumer_id)
-        if member is None:
-            return False
+        member = self._members[consumer_id]
         was_full = not member.has_room
         member.messages, member.size_bytes = messages, size_bytes
         return was_full
@@ -473,11 +465,11 @@ class Dispatch:
             self._blocked[offset] = record
             self._blocked_bytes += record.size
             self._actions.append(Notice(NoticeKind.BLOCKED, offset, record.reason))
-            return
-        # By an alarm: an ack that comes before it prevents the dead letter.
-        record.state = State.DEAD if poison is Poison.DEAD_LETTER else State.OWED
-        record.cause = Cause.DROP
-        self._alarms.set(offset, now_ms)
+        else:
+            # By an alarm: an ack that comes before it prevents the dead letter.
+            record.state = State.DEAD if poison is Poison.DEAD_LETTER else State.OWED
+            record.cause = Cause.DROP
+            self._alarms.set(offset, now_ms)
 
     def _make_ready(self, record: DeliveryRecord) -> None:
         self._returning.discard(record.offset)

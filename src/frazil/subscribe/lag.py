@@ -6,6 +6,7 @@ is not synced with each record leaves a gap of a million offsets.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from frazil.errors import FrazilError
@@ -103,13 +104,10 @@ def _gaps_of(ranges: Iterable[Any]) -> RangeSet:
 
 def _age_s(runtime: TopicRuntime, offset: int) -> float | None:
     """Return how old a record is, None if it cannot be read."""
-    try:
+    time_us = None
+    with suppress(FrazilError):
         time_us = runtime.history.time_at(runtime.state.id, offset=offset)
-    except FrazilError:
-        return None
-    if time_us is None:
-        return None
-    return round(max(0, runtime.clock.now_us() - time_us) / 1e6, 3)
+    return None if time_us is None else round(max(0, runtime.clock.now_us() - time_us) / 1e6, 3)
 
 
 At = dict[tuple[str, str], dict[str, Any]]

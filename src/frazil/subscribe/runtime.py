@@ -228,10 +228,7 @@ def _spawn(
 
 
 def _tell(done: Future[Any], ended: asyncio.Task[Any]) -> None:
-    if ended.cancelled():
-        done.set_exception(Closed("the engine is closed"))
-        return
-    error = ended.exception()
+    error = Closed("the engine is closed") if ended.cancelled() else ended.exception()
     if error is None:
         done.set_result(ended.result())
     else:

@@ -198,15 +198,13 @@ class Subscription:
         old = next((each for each in self._attached.values() if each.name == name), None)
         if old is not None:
             self._give_up_unseen(old)
-        self._dispatch.attach(own_id, name=name, filters=filters, now_ms=self._now_ms())
-        if old is not None:
             self._forget(old)
+            old.displaced()
+        self._dispatch.attach(own_id, name=name, filters=filters, now_ms=self._now_ms())
         self._attached[own_id] = consumer
         if isinstance(consumer, Keeper):
             self._keepers[own_id] = consumer
         self._warned.pop(NoticeKind.SKIPPED.value, None)
-        if old is not None:
-            old.displaced()
         self._schedule()
 
     def detach(self, consumer: Consumer) -> None:

@@ -53,7 +53,6 @@ def test_a_consumer_gets_nothing_before_it_wants():
     desk.dispatch.want(1, messages=100, size_bytes=15)
     assert desk.offsets() == [2, 3]
     assert desk.offsets() == []
-    desk.dispatch.want(77, messages=100, size_bytes=100)
     assert desk.offsets() == []
 
 
