@@ -425,7 +425,7 @@ def _commit_each(log: Log, controls: Sequence[Control]) -> None:
 
 
 def _commit(log: Log, controls: Sequence[Control]) -> None:
-    """Write frames behind each other and wait until all are durable."""
+    """Write frames in this order and wait until all are durable."""
     if not controls:
         return
     pendings = [Pending() for _ in controls]

@@ -392,7 +392,7 @@ class Dispatch:
             record.state = READY
 
     def take_back(self, consumer_id: int, offsets: Sequence[int]) -> None:
-        """Take back records that nobody saw at a consumer: that is no failed delivery."""
+        """Take back records that no program has seen: that is no failed delivery."""
         for offset in offsets:
             if self.holder(offset) == consumer_id:
                 self._make_ready(self._records[offset])

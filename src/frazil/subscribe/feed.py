@@ -42,7 +42,7 @@ READ_BYTES: Final = 512 << 10
 LIVE_BYTES: Final = 256 << 10
 """How much is read and decoded at once on the loop."""
 LIVE_RECORDS_MAX: Final = 2048
-"""A subscription that is further behind the head lags: it is read for in a worker thread."""
+"""A subscription that is further from the head lags: a worker thread reads for it."""
 MOVING_RETRY_S: Final = 0.05
 """When to look again for records that are moving from one tier to the next."""
 NOTHING_WANTED: Final = -(1 << 62)

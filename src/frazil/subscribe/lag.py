@@ -1,4 +1,4 @@
-"""How far a subscription is behind: in records, in bytes, and since when.
+"""The lag of a subscription: in records, in bytes, and the age of its oldest record.
 
 Offsets are dense but for gaps, which hold no record: they are no part of a lag. A crash of a topic that
 is not synced with each record leaves a gap of a million offsets.
@@ -28,7 +28,7 @@ __all__ = ["Lags", "subscription_facts"]
 
 
 class Lags:
-    """How far cursors are behind, at one moment; the gaps of a topic are looked up once."""
+    """The lag of cursors at one moment; the gaps of a topic are looked up once."""
 
     def __init__(self, engine: Instance) -> None:
         self._engine = engine
@@ -125,7 +125,7 @@ NOT_OPEN: Final[dict[str, Any]] = {
 def subscription_facts(engine: Instance, runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
     """Return all subscriptions of a topic, sorted by name; those of parts are added up.
 
-    It reads the oldest record of each that is behind, so it is not for an event loop's thread.
+    It reads the oldest unacked record of each, so it is not for an event loop's thread.
     """
     subscribing = engine.subscribing
     working: At = {}

@@ -1,6 +1,6 @@
-"""Where an engine's subscriptions are at work: on a loop in a thread of its own, or the broker's.
+"""The event loop of an engine's subscriptions: in a thread of its own, or the broker's.
 
-Nothing is started before somebody subscribes. A broker that serves the engine gives its own
+The first subscription starts the thread. A broker that serves the engine gives its own
 `Deliveries` here, so that its clients and the program it runs in share one set of subscriptions.
 """
 
@@ -42,7 +42,7 @@ class Subscribing:
         self._loop_thread = 0
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        # Nothing is given to the loop once this says that it ends: nobody would answer.
+        # Held to give work to the loop, and to stop it: work after the end would get no answer.
         # It may be taken twice in one thread: by a collection that ends a forgotten stream.
         self._giving = threading.RLock()
         self._is_stopped = False

@@ -1,8 +1,8 @@
-"""What was decided about subscriptions: their type, failure policy and window; durable.
+"""Settings of subscriptions: type, failure policy and window; durable.
 
-Each is a value of the shared journal (`engine.states`), with all of them in memory, so that nobody
-who delivers records ever waits to read one. A policy may be there before its subscription is. The
-parts of a partitioned topic have the identity of the whole, and with it one setting for all.
+Each is a value of the shared journal (`engine.states`). All of them are in memory, so that delivery
+never waits to read one. A policy may be set before its subscription exists. The parts of a
+partitioned topic share the identity of the whole, and with it one setting.
 """
 
 from __future__ import annotations

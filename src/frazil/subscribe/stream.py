@@ -64,7 +64,7 @@ _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 @attrs.frozen(kw_only=True)
 class Request:
-    """What somebody who subscribes asks for."""
+    """The options of one consumer."""
 
     name: str
     kind: SubscriptionType
@@ -618,7 +618,7 @@ def ack_all(deliveries: Iterable[Delivery]) -> list[Future[None]]:
 
 
 def checked_wait(timeout_s: object) -> float | None:
-    """Return how long somebody waits, None for ever.
+    """Return how long a call waits, None for ever.
 
     Raises:
         InvalidRequest: if it is no time.
@@ -634,7 +634,7 @@ async def attach(
     """Open the subscription of each part and attach to all of them, or to none; return its type.
 
     Raises:
-        Conflict: it is exclusive, and somebody else has it.
+        Conflict: it is exclusive, and another consumer has it.
         NotFound: if a topic is gone.
         InvalidRequest: if the name or the start is not allowed.
     """
@@ -673,7 +673,7 @@ async def detach(parts: Sequence[Part]) -> None:
 
 
 def let_go(subscribing: Subscribing, parts: Sequence[Part]) -> None:
-    """Detach consumers of a stream that nobody has any more."""
+    """Detach the consumers of a stream that was collected as garbage."""
     with suppress(Closed):
         for part in parts:
             subscribing.give(part.subscription.detach, part)

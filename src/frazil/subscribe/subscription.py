@@ -673,7 +673,7 @@ class Subscription:
         """Stop delivering, and wait until all acks that came are durable."""
         self._settle()
         self._is_resting = True
-        # Dead letters, too: they belong to the place before the reset.
+        # Dead letters, too: they belong to the cursor before the reset.
         while self._under_way or self._dead_letters.tasks:  # noqa: ASYNC110 - for two reasons, and rare
             await asyncio.sleep(REST_CHECK_S)
 

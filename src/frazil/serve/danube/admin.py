@@ -194,7 +194,7 @@ class Admin:
         name = checked_topic(request.name)
         self._named(name)
         whole = part_of(name)
-        # A part behind a gap is no part of a topic that could be deleted instead.
+        # A part after a gap is a topic of its own: there is no whole to delete instead.
         if whole is not None and name in self._topics.parts(whole[0]):
             raise Refused(status("part_not_deletable", topic=name))
         await self._remove(name)
@@ -357,7 +357,7 @@ class Admin:
             raise InvalidRequest(
                 "a subscription's name must be text of 1 to 512 bytes", bytes_max=NAME_BYTES_MAX
             )
-        # Settings may be of names that nobody subscribed by, but not of ever more of them.
+        # Settings may come before their subscription, but only a bounded number of them.
         most = SUBSCRIPTIONS_MAX
         for uid in {_uid_of(topic) for topic in topics}:
             await asyncio.to_thread(self._settings.change, uid, name, names_max=most, **changes)

@@ -87,7 +87,7 @@ class ConsumerIds:
         return len(self._facts)
 
     def get(self, identity: int) -> ConsumerFacts | None:
-        """Return who has an id, None if nobody has."""
+        """Return the consumer of an id, None if there is none."""
         return self._facts.get(identity)
 
     def members(self, topic: str, subscription: str) -> list[int]:

@@ -415,7 +415,7 @@ class Consumers:
     def _settle_later(
         self, call: Call, topic: str, name: str, settle: Settle, done: Callable[..., None]
     ) -> None:
-        """Settle a record of a subscription that nobody has used since the start."""
+        """Settle a record of a subscription that was not used since the start."""
         found = self._topics.find(checked_topic(topic))
         if found is None:
             done(NotFound("no such topic", topic=topic))

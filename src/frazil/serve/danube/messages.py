@@ -215,7 +215,7 @@ class DeliveryEncoder:
                     record.body = _frame_head(0, size + len(body)) + body
                     record.body_kind = size
                 pieces.append(record.body)
-        # The field goes between all of them, and behind the last.
+        # The field goes between all of them, and after the last.
         pieces.append(b"")
         return subscription.join(pieces)
 

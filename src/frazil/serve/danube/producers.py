@@ -264,7 +264,7 @@ class Producers:
             raise Refused(status("producers_full", topic=target.name, producers_max=PRODUCERS_MAX))
 
     def _sweep(self) -> None:
-        """Forget topics that are gone and whose producers never came again to hear so."""
+        """Forget topics that are gone, with producers that never sent again."""
         if len(self._targets) >= max(TARGETS_SWEPT_MIN, 2 * self._targets_swept):
             for target in list(self._targets.values()):
                 if target.runtime.refusal is not None and not self._topics.is_current(target.topic):
@@ -287,7 +287,7 @@ class Producers:
         return self._known[self._admit(topic, sent.producer_name)]
 
     def _find(self, name: str) -> Topic | None:
-        """Return the topic of a name that is beside an id, where a wrong one is nobody's."""
+        """Return the topic of a name that came with an id, None if the name is wrong."""
         try:
             checked = checked_topic(name)
         except Refused:

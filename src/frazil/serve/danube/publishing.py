@@ -108,7 +108,7 @@ class _Batch:
         return self._publisher.loop
 
     def done(self) -> bool:
-        """Calls that nobody waits for any more are passed over one by one."""
+        """Return False: calls that were cancelled are skipped one by one."""
         return False
 
     def set_result(self, _ack: Ack) -> None:

@@ -47,7 +47,7 @@ __all__ = ["Unreliable", "UnreliableSubscription"]
 class Unreliable:
     """The subscriptions of topics without storage. All methods belong to the loop's thread.
 
-    `on_idle` is called with topic and subscription when one is removed since nobody uses it.
+    `on_idle` is called with topic and subscription when one is removed for want of consumers.
     """
 
     queue_records_max = 10_000
@@ -136,7 +136,7 @@ class Unreliable:
         self._due[subscription] = None
 
     def expired(self, subscription: UnreliableSubscription) -> None:
-        """Remove a subscription that nobody uses."""
+        """Remove a subscription without consumers."""
         self.remove(subscription)
         if self.on_idle is not None:
             self.on_idle(subscription.topic, subscription.name)
