@@ -20,7 +20,7 @@ def test_a_dead_letter_that_cannot_be_written_is_logged_once(tmp_path, caplog, m
         await publish(self, subscription, record, letter)
 
     monkeypatch.setattr(DeadLetterPublisher, "publish", counted)
-    monkeypatch.setattr(module, "_limits", lambda _stored: Limits(retry_ms=20))
+    monkeypatch.setattr(module, "Limits", lambda **_given: Limits(retry_ms=20))
 
     async def work(db, deliveries, settings):
         db.create_topic("dead", {"id": "long"})
