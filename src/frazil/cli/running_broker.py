@@ -22,6 +22,7 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.fs import RealFileSystem
+from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
     from frazil.cli.session import Session
@@ -131,7 +132,7 @@ def _trust(broker: Announced) -> ssl.SSLContext:
 
 def _answer(status: int, data: bytes) -> Any:
     try:
-        answer = msgspec.json.decode(data, type=_Answer)
+        answer = msgspec.json.decode(data, type=learnt(_Answer))
     except msgspec.MsgspecError:
         answer = _Answer(error=_Error(message=data.decode(errors="replace").strip()[:200]))
     error = answer.error
