@@ -270,8 +270,6 @@ def _write_journal(
     """Write the journal with the records that must be on this machine; return their bytes."""
     files.make_directory(directory)
     local = [topic for topic in plan.topics if topic.local]
-    for topic in local:
-        _set_start(plan.state, topic)
     written = RestoredJournal(
         files,
         directory,
@@ -293,13 +291,6 @@ def _write_journal(
         written.close()
     files.sync_directory(directory)
     return written.bytes if local else 0
-
-
-def _set_start(state: JournalState, topic: TopicPlan) -> None:
-    """Begin a topic with a whole frame: the last one of the index that is not above its need."""
-    known, needed = state.topics[topic.spec.id], topic.local_from or 0
-    frames = [each.offset for each in topic.local[0].entries() if each.offset <= needed]
-    known.start = known.next = known.durable = max(frames, default=needed)
 
 
 def _write_topic(

@@ -40,8 +40,7 @@ __all__ = ["Chain", "FoundObjects", "chained", "find_objects", "frames_of", "reg
 
 READS_AT_ONCE: Final = 16
 """Footers that are read at once."""
-ROWS_AT_ONCE: Final = 8
-"""Of one transaction: so many fit into it, however large the indexes of their objects are."""
+SPARE_OPERATIONS: Final = 8
 LOST: Final = "its object is missing or damaged"
 
 
@@ -292,8 +291,11 @@ def register_chain(
     changes.pop(rows.state_key(topic), None)
     changes[rows.state_key(topic)] = rows.encode_row(state)
     keys = list(changes)
-    for start in range(0, len(keys), ROWS_AT_ONCE):
-        page = keys[start : start + ROWS_AT_ONCE]
+    largest = max(map(len, changes.values()))
+    rows_max = min(store.operations_max - SPARE_OPERATIONS, store.bytes_max // (2 * largest))
+    step = max(rows_max, 1)
+    for start in range(0, len(keys), step):
+        page = keys[start : start + step]
         puts = {key: changes[key] for key in page if changes[key]}
         deletes = tuple(key for key in page if not changes[key])
         store.commit(Transaction(puts=puts, deletes=deletes, requires=lease))

@@ -216,15 +216,16 @@ def _settle(topic: TopicState, chain: Chain, *, local_all: bool, offset_margin: 
 
 
 def _local_from(topic: TopicState, chain: Chain, *, local_all: bool) -> int | None:
-    """Return the offset from which on records must be on this machine.
+    """Return the offset from which on records must be on this machine, a border of frames.
 
     The newest rows of a keyed topic are looked up by key, and the lake takes records from files.
     """
-    if not chain.descriptors:
+    needed = chain.start
+    if topic.spec.lake and not (local_all or topic.spec.primary_key):
+        needed = max(topic.holds.get(LAKE_HOLD, needed), needed)
+    is_local = local_all or topic.spec.primary_key or topic.spec.lake
+    if not is_local or needed >= chain.end:
         return None
-    if local_all or topic.spec.primary_key:
-        return chain.start
-    if topic.spec.lake:
-        held = max(topic.holds.get(LAKE_HOLD, chain.start), chain.start)
-        return held if held < chain.end else None
-    return None
+    first = next(each for each in chain.descriptors if each.end > needed)
+    frames = [each.offset for each in first.entries() if each.offset <= needed]
+    return max(frames, default=needed)

@@ -118,8 +118,7 @@ class RetryingStore:
     stream is written once.
 
     Attributes:
-        calls: how many calls were made.
-        retries: how many further tries.
+        retries: how many further tries were made.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class RetryingStore:
         timeout_s: float | None = None,
         clock: Clock | None = None,
         requests_max: int = REQUESTS_MAX,
-        sleep: Callable[[float], None] | None = None,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         """Wrap a store.
 
@@ -140,13 +139,12 @@ class RetryingStore:
             requests_max: how many calls may be under way at once.
             sleep: lets time pass; without it a pause that `close` ends.
         """
-        self.calls = 0
         self.retries = 0
         self._store = store
         self._timeout_s = RETRY_TIMEOUT_S if timeout_s is None else timeout_s
         self._clock = clock or SystemClock()
         self._closed = threading.Event()
-        self._sleep = sleep or self._pause
+        self._sleep = sleep or self._closed.wait
         self._lock = threading.Lock()
         self._budget = RETRY_BUDGET_MAX
         self._under_way = threading.Semaphore(requests_max)
@@ -178,7 +176,6 @@ class RetryingStore:
         """Try a call until its deadline; `_admitted` ends the tries of a closed store."""
         deadline = self._clock.monotonic() + self._timeout_s
         with self._lock:
-            self.calls += 1
             self._budget = min(RETRY_BUDGET_MAX, self._budget + RETRY_RATIO)
         tries, outcome = 0, {}
         while True:
@@ -229,6 +226,3 @@ class RetryingStore:
             yield
         finally:
             self._under_way.release()
-
-    def _pause(self, seconds: float) -> None:
-        self._closed.wait(seconds)

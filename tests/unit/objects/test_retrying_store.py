@@ -84,7 +84,7 @@ def test_a_store_that_is_down_is_not_flooded():
         with pytest.raises(Unavailable):
             patient.head("k")
     assert patient.retries <= RETRY_BUDGET_MAX + RETRY_RATIO * 200
-    assert store.calls["head"] == patient.calls + patient.retries
+    assert store.calls["head"] == 200 + patient.retries
     store.heal()
     assert patient.head("k") is None
 
