@@ -16,10 +16,15 @@ from tests.unit.objects.objects_world import ObjectsWorld
 GOLDEN = Path(__file__).resolve().parents[2] / "data" / "objects-1"
 
 
+NOW_US = 1_760_000_000_000_000
+
+
 def golden_world():
     """Upload a message topic and a table."""
     schema, batch = arrow_payloads()
     world = ObjectsWorld(index_bytes=200)
+    # How often the clock is read is no part of the format.
+    world.clock.now_us = lambda: NOW_US
     world.log.create(1, "/default/messages")
     world.log.create(2, "/default/table", kind="table")
     world.log.control(fmt.KIND_SCHEMA, 2, schema, schema=1)
