@@ -16,7 +16,7 @@ from tests.unit.serve.h2.peer import REQUEST, prefixed
 pytestmark = pytest.mark.integration
 
 CONNECTIONS = 8
-ROUNDS = 4
+ROUNDS = 3
 GROWTH_BYTES_MAX = 64 << 20
 """The floods ask for 16 MB of answers at most; the rest is what an allocator keeps."""
 
