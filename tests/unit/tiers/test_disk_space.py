@@ -145,16 +145,6 @@ def test_staged_is_what_is_not_committed():
     assert staged.since_us > oldest
 
 
-def test_bytes_that_holds_need():
-    """The bytes at or above a floor are those of the sets that reach above it."""
-    world = opened()
-    sizes = [file.size for file in world.tier.files(TOPIC)]
-    assert world.tier.space.held_bytes(TOPIC, 0) == sum(sizes)
-    assert world.tier.space.held_bytes(TOPIC, 20) == sum(sizes[1:])
-    assert world.tier.space.held_bytes(TOPIC, 59) == sum(sizes[2:])
-    assert world.tier.space.held_bytes(TOPIC, 100) == 0
-
-
 def test_the_committed_mark_never_goes_back():
     """An older committed mark changes nothing."""
     world = opened()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -41,33 +41,15 @@ def publish(db, topic, count=3, size=1000):
     assert topic.runtime.state.start == count
 
 
-class Beside:
-    """Runs a call in another thread and tells whether it has returned."""
-
-    def __init__(self, call):
-        self.error = None
-        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self._thread.start()
-
-    def _run(self, call):
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            self.error = error
-
-    def is_done(self, seconds):
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-
 def meanwhile(owner, name, call):
-    """Have `call` made in another thread in the middle of a method; return where it is found."""
+    """Have `call` made in another thread in the middle of a method; return where its future is."""
     calls, work = [], getattr(owner, name)
 
     def patched(*arguments):
         if not calls:
-            calls.append(Beside(call))
-            assert not calls[0].is_done(0.2)
+            calls.append(ThreadPoolExecutor(1).submit(call))
+            with pytest.raises(TimeoutError):
+                calls[0].result(0.2)
         return work(*arguments)
 
     setattr(owner, name, patched)
@@ -103,10 +85,10 @@ def test_no_hold_and_no_reader_begins_while_files_go(way, method, ask, error, fa
     publish(db, topic)
     asked = meanwhile(db.tiers.disk.space, method, lambda: ask(topic))
     way(db, topic)
-    assert asked[0].is_done(WAIT_S)
+    refused = asked[0].exception(WAIT_S)
     assert db.tiers.disk.start(topic.runtime.state.id) == 3
-    assert isinstance(asked[0].error, error)
-    assert asked[0].error.details[fact] == 3
+    assert isinstance(refused, error)
+    assert refused.details[fact] == 3
     assert not topic.runtime.state.holds
     db.close()
 
