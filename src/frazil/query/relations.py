@@ -9,7 +9,7 @@ timestamps are scanned as integers, and floats with a sign: filters on neither a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -92,10 +92,8 @@ def topic_relation(
     by_part = any(column.name == "_part" for column in columns)
     groups = _file_groups(files, keyed=state, by_part=by_part)
     branches = [_group_sql(group, columns, tables, keyed=keyed) for group in groups]
-    for live in (False, True):
-        group = [chunk for chunk in chunks if (state and chunk.live is not None) is live]
-        if group:
-            branches.append(_hot_sql(group, columns, tables, keyed=keyed, live=live))
+    for live, group in _hot_groups(chunks, state=state):
+        branches.append(_hot_sql(group, columns, tables, keyed=keyed, live=live))
     return " UNION ALL ".join(branches or [empty_relation(columns)]), chunks, files
 
 
@@ -135,6 +133,16 @@ def lookup_relation(
         arrays.append(_as_scanned(pa.array(own, column.type)))
     table = pa.Table.from_arrays(arrays, names=[column.name for column in columns])
     return " ".join(("SELECT", shown, "FROM", tables.add(table)))
+
+
+def _hot_groups(
+    chunks: Sequence[ChunkView], *, state: bool
+) -> Iterator[tuple[bool, list[ChunkView]]]:
+    """Divide chunks by whether the marks of their live rows count."""
+    for live in (False, True):
+        group = [chunk for chunk in chunks if (state and chunk.live is not None) is live]
+        if group:
+            yield live, group
 
 
 # -- the scan of an Arrow table --------------------------------------------------------------------
@@ -199,10 +207,8 @@ def _hot_table(
     visible = [column for column in columns if column.name != OPERATION]
     fields = [pa.field(column.name, _scanned_type(column.type)) for column in visible]
     coded = keyed and len(visible) < len(columns)
-    if coded:
-        fields.append(pa.field(OPERATION, pa.int8()))
-    if live:
-        fields.append(pa.field(LIVE, pa.bool_()))
+    extras = [(OPERATION, pa.int8(), coded), (LIVE, pa.bool_(), live)]
+    fields += [pa.field(name, data_type) for name, data_type, wanted in extras if wanted]
     schema = pa.schema(fields)
     batches = []
     written, positions = pa.schema([]), [-1] * len(visible)

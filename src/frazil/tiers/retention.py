@@ -158,15 +158,11 @@ class Retention:
         """Stop the keyed topics that are at a limit, and end the stops of others."""
         settings = self._engine.settings
         keyed = [topic for topic in self._tiers.topics if topic.keyed_topic]
-        families: dict[int, list[TopicTiers]] = {}
-        for topic in keyed:
-            spec = topic.state.spec
-            families.setdefault(spec.part_of or spec.id, []).append(topic)
         vectors_max = int(settings.memory.budget_bytes * VECTORS_SHARE)
         # At the limit, the topics with more than an equal part are stopped.
         part = vectors_max // max(len(keyed), 1)
         full = self.vectors_bytes() > vectors_max
-        for parts in families.values():
+        for parts in _families(keyed):
             size = sum(self._tiers.disk.space.held_bytes(topic.id, 0) for topic in parts)
             over = size > quota_of(parts[0].state.spec, settings.log)
             for topic in parts:
@@ -255,6 +251,15 @@ class Retention:
                 continue
             disk.drop_topic(topic_id)
             event("topic_files_removed", topic_id=topic_id)
+
+
+def _families(topics: Sequence[TopicTiers]) -> list[list[TopicTiers]]:
+    """Group the parts of partitioned topics; other topics are alone."""
+    found: dict[int, list[TopicTiers]] = {}
+    for topic in topics:
+        spec = topic.state.spec
+        found.setdefault(spec.part_of or spec.id, []).append(topic)
+    return list(found.values())
 
 
 def _vector_bytes(topic: TopicTiers) -> int:
