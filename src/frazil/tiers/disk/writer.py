@@ -6,7 +6,7 @@ A set is written in bounded memory and registered as a whole or not at all.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -56,15 +56,14 @@ INPUT_FILES_MAX: Final = 700
 RUN_BYTES_MAX: Final = 1 << 30
 
 
-class _Part:
+class _Part(NamedTuple):
     """One file of the set while it is written."""
 
-    def __init__(self, name: SetName, partition: str, writer: RowsWriter) -> None:
-        self.name = set_name(name)
-        self.number = name.number
-        self.partition = partition
-        self.writer = writer
-        self.hashes: list[npt.NDArray[np.uint32]] = []
+    number: int
+    name: str
+    partition: str
+    writer: RowsWriter
+    hashes: list[npt.NDArray[np.uint32]]
 
 
 class SetWriter:
@@ -100,15 +99,20 @@ class SetWriter:
         self._tier = tier
         self._topic = topic
         self._schema = file_schema(schema, keyed=shape is not None)
-        self._version = version
-        self._key_ids = tuple(key_ids)
         self._shape = shape
         self._first = first
         self._end = end
         self._gaps = tuple((gap.first, gap.end, gap.kind, gap.reason) for gap in gaps)
         self._runs = kept_runs(runs)
         self._id = tier.clock.random_bytes(4).hex()
-        self._created_us = tier.clock.now_us()
+        self._label = FileLabel(
+            topic=topic,
+            name="",
+            set_files=0,
+            schema=version,
+            created_us=tier.clock.now_us(),
+            key_ids=tuple(key_ids),
+        )
         self._live: dict[str, _Part] = {}
         self._done: list[DiskFile] = []
         self._count = 0
@@ -187,18 +191,18 @@ class SetWriter:
         return self._begin(partition)
 
     def _begin(self, partition: str) -> _Part:
-        name = SetName(self._first, self._end, self._count, self._id)
+        name = set_name(SetName(self._first, self._end, self._count, self._id))
         group_rows = self._limits.row_group_rows
         writer = RowsWriter(
             self._tier.file_system,
-            self._tier.directory.path(self._topic, set_name(name)) + TEMPORARY_SUFFIX,
+            self._tier.directory.path(self._topic, name) + TEMPORARY_SUFFIX,
             self._schema,
             key_names=self._shape.names if self._shape is not None else (),
             group_rows=min(group_rows, KEYED_GROUP_ROWS_MAX) if self._shape else group_rows,
             group_bytes=min(self._limits.writer_bytes_max, ROW_GROUP_BYTES_MAX),
         )
+        part = self._live[partition] = _Part(self._count, name, partition, writer, [])
         self._count += 1
-        part = self._live[partition] = _Part(name, partition, writer)
         return part
 
     def _write(self, part: _Part, batch: pa.RecordBatch) -> None:
@@ -224,14 +228,11 @@ class SetWriter:
     def _finish(self, key: str, total: int) -> None:
         """Finish one file; `total` is the number of files of the set, 0 while it is not known."""
         part = self._live[key]
-        label = FileLabel(
-            topic=self._topic,
+        label = msgspec.structs.replace(
+            self._label,
             name=part.name,
             set_files=total,
-            schema=self._version,
-            created_us=self._created_us,
             partition=part.partition,
-            key_ids=self._key_ids,
             gaps=self._gaps if part.number == 0 else (),
         )
         metadata = label.to_metadata()
