@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -81,13 +82,10 @@ def history_path(environment: Mapping[str, str]) -> str:
 
 def _history(path: str) -> History:
     """Open the history; statements may be private, so only their owner can read it."""
-    directory = os.path.dirname(path)
     file_system = RealFileSystem()
     try:
-        for each in (os.path.dirname(directory), directory):
-            if file_system.stat(each) is None:
-                file_system.make_directory(each)
-        if file_system.stat(path) is None:
+        file_system.make_directory(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
             file_system.open(path, "create").close()
         os.chmod(path, 0o600)
     except OSError as error:
