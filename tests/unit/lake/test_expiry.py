@@ -83,13 +83,6 @@ def test_heads_of_branches_and_tags_stay():
     assert {700, 1, 3} <= set(gone)
 
 
-def test_a_chain_that_leads_to_itself_ends():
-    """Damaged parents do not hang expiry; the current snapshot stays."""
-    facts = [snapshot(1, 2, None), snapshot(2, 1, {-1: 3})]
-    assert expired(facts, current=2, metadata_bytes=9 << 20) == []
-    assert expired([], current=None, metadata_bytes=9 << 20) == []
-
-
 @given(
     ends=st.lists(
         st.none() | st.dictionaries(st.integers(0, 2), st.integers(0, 99), max_size=3),
