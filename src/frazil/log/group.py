@@ -187,20 +187,19 @@ class Group:
         self._next: dict[int, int] = {}
         self._producers: dict[tuple[int, str], _Batches] = {}
         self._repeats: list[tuple[_Batches, Entry]] = []
-        self._cursors = CursorBounds(state)
+        self._cursors: CursorBounds | None = None
 
     def encode(self, entries: list[Entry]) -> None:
         """Encode all entries; each waiter gets its ack or its error in `results`."""
-        if len(set(map(topic_of, entries))) == 1:
-            self._encode_topic(entries)
-        else:
-            buckets: dict[TopicState | None, list[Entry]] = {}
-            for entry in entries:
-                buckets.setdefault(entry[0], []).append(entry)
-            for bucket in buckets.values():
-                self._encode_topic(bucket)
-        if self._repeats:
-            self.finish()
+        if self._is_one_run(entries):
+            self._encode_run(entries)
+            return
+        buckets: dict[TopicState | None, list[Entry]] = {}
+        for entry in entries:
+            buckets.setdefault(entry[0], []).append(entry)
+        for bucket in buckets.values():
+            self._encode_topic(bucket)
+        self.finish()
 
     def _encode_topic(self, entries: list[Entry]) -> None:
         """Encode entries of one topic: a frame for each run of one codec that is not too large."""
@@ -231,12 +230,13 @@ class Group:
         self._encode_run(run)
 
     def _is_one_run(self, entries: list[Entry]) -> bool:
-        """Tell whether entries of one topic make one frame as they are."""
+        """Tell whether entries make one frame as they are."""
         topic, codec = entries[0][:2]
         return (
             codec is not None
             and topic is not None
             and codec.version == topic.schema_version
+            and len(set(map(topic_of, entries))) == 1
             and len(set(map(codec_of, entries))) == 1
             and not any(map(sender_of, entries))
             and (len(entries) == 1 or not codec.solo)
@@ -489,6 +489,7 @@ class Group:
 
     def _control_refusal(self, control: Control) -> FrazilError | None:
         if control.kind == fmt.KIND_CURSOR:
+            self._cursors = self._cursors or CursorBounds(self._state)
             return self._cursors.refusal(control.topic, control.payload)
         try:
             self._state.check_control(

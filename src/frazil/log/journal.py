@@ -242,7 +242,7 @@ class Journal:
         every waiter gets `Unavailable(outcome="unknown")` and the journal is failed for good.
         """
         while entries:
-            cut = group_end(entries)
+            cut = 1 if len(entries) == 1 else group_end(entries)
             self._commit_some(entries[:cut], deliver)
             entries = entries[cut:]
 
@@ -294,7 +294,8 @@ class Journal:
         Raises:
             Overloaded: there is no room; nothing is written.
         """
-        if not self.has_room(entries) and self._frames > 2:
+        size = sum(map(size_of, entries))
+        if self._position + size > self._settings.segment_bytes_max and self._frames > 2:
             self.rotate()
         group = Group(
             self.state,
