@@ -310,7 +310,7 @@ class ClientStore:
 class DirectoryStore(ClientStore):
     """A directory as a store: what the client wrote is synced before a put returns.
 
-    It may lie on a disk or share that is taken away. The client would make the directory anew
+    It may be on a disk or share that is unmounted. The client would make the directory anew
     where that was; so it has to stay the one that it was at the opening.
     """
 

@@ -1,7 +1,7 @@
 """Build a broker's data directory from its object store: `frazil restore`.
 
 There is one path: list the store, read the footers, and take the newest backup for everything that
-footers do not have. All files are written beside the target and put in place by one rename: an
+footers do not have. All files are written next to the target and renamed to it at once: an
 interrupted restore leaves nothing that looks like a data directory.
 """
 

@@ -229,7 +229,7 @@ class Objects:
         self._uploaders: list[threading.Thread] = []
         self._is_recovered = False
         self._never = threading.Event()
-        """Nobody sets it: waiting for it lets time pass."""
+        """Never set: waiting for it lets time pass."""
         self._task = Task(
             "frazil-objects",
             self._round,

@@ -101,7 +101,7 @@ def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _integer(text: str) -> int:
-    # More characters are more than 64 bits, whatever they are.
+    # A number with more characters has more than 64 bits.
     value = int(text[:_INTEGER_CHARACTERS_MAX])
     if not INTEGER_MIN <= value <= INTEGER_MAX:
         raise Invalid("a whole number has more than 64 bits")

@@ -7,7 +7,7 @@
 `c` is an insert, `r` (a snapshot's row) an upsert, `u` an update of the columns that `after` has,
 `d` a delete. An update whose `before` has another key names the new one among its columns: the row
 moves, `ChangeCodec.prepare_update` takes it. A tombstone (no value) gives nothing, for the delete came
-before it; so does `m`, a message beside the tables. An event may come with its schema
+before it; so does `m`, a message of no table. An event may come with its schema
 (`{"schema", "payload"}`) or without. With it, dates, times and decimals
 are read as their logical types say; without it, a number counts in the column's unit and a text
 holds digits.
@@ -120,7 +120,7 @@ def _time(field: pa.Field, unit: str | None, from_text: Convert, value: object) 
 
 
 def _short_fraction(text: str) -> str:
-    """Cut zeros behind the sixth digit of a fraction: Java writes nanoseconds in groups of three."""
+    """Cut zeros after the sixth digit of a fraction: Java writes nanoseconds in groups of three."""
     whole, point, rest = text.partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
     if len(digits) <= 6 or digits[6:].strip("0"):

@@ -225,7 +225,7 @@ def _map_converter(data_type: pa.DataType, *, path: str) -> Convert:
     def convert_map(value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        # The keys of a JSON object are text, whatever the map's keys are.
+        # The keys of a JSON object are text, those of the map may have any scalar type.
         return [
             (_csv_value(key, key_field), item if inner is None or item is None else inner(item))
             for key, item in value.items()

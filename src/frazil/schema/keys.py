@@ -269,7 +269,7 @@ _COLUMNS: Final = (
 class KeyMap:
     """Rows by the hash of their key: `hash << 32 | row` of every row, sorted.
 
-    Its file form is cut into blocks of 4 KiB, each with a checksum of its own, behind a table of
+    Its file form is cut into blocks of 4 KiB, each with a checksum of its own, after a table of
     the blocks' first entries: one lookup reads and verifies one block.
 
     header (40 bytes) | blocks x (first entry u64, crc32 u32, zero u32) | entries x u64

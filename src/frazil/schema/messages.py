@@ -164,8 +164,8 @@ def payload_batch(
     except pa.ArrowException as error:
         raise InvalidRequest("payload offsets are invalid", rows=rows, cause=error) from error
     before = [_nulls(index, rows) for index in (1, 2)]
-    behind = [_nulls(index, rows) for index in (4, 5, 6, 7)]
-    columns = [payloads, *before, _same_time(rows, time_us), *behind]
+    after = [_nulls(index, rows) for index in (4, 5, 6, 7)]
+    columns = [payloads, *before, _same_time(rows, time_us), *after]
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 

@@ -1,7 +1,7 @@
 """Which part of a partitioned topic a record belongs to. Pure.
 
 Equal keys must hash alike however they were written: as a dict, as keywords or as Arrow, 1.5 or
-1.50, in whatever zone. So not the value as it came is hashed, but its one plain form.
+1.50, in any zone. So the hash is that of one plain form of the value.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def _decimal_check(data_type: pa.DataType, path: str) -> Check:
             return value
         if not any(digits):
             return Decimal(0)
-        # Zeros behind the scale lose nothing: 1.500 fits a scale of 2.
+        # Zeros after the scale lose nothing: 1.500 fits a scale of 2.
         spare = max(0, -exponent - scale)
         if whole_digits > whole_max or any(digits[len(digits) - spare :] if spare else ()):
             _refuse(path, expected, value, why="decimal has more digits than the column")
