@@ -51,7 +51,7 @@ def _shown(value: object) -> str:
 class FrazilError(Exception):
     """The root of every error Frazil raises on purpose.
 
-    Facts are kept in `details` and printed as `key=value` behind the message.
+    Facts are kept in `details` and printed as `key=value` after the message.
     """
 
     code: ClassVar[str] = "internal"

@@ -70,7 +70,7 @@ class File(Protocol):
         """Return up to `size` bytes at `position`; fewer only at the end of the file."""
 
     def write_at(self, position: int, buffers: Sequence[Buffer]) -> int:
-        """Write the buffers one behind another and return how many bytes went; may be short.
+        """Write the buffers one after another and return how many bytes went; may be short.
 
         Nothing is durable on return.
         """

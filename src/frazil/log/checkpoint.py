@@ -37,7 +37,7 @@ _encode = msgspec.msgpack.encode
 def encode_checkpoint(state: JournalState, *, lsn: int) -> bytes:
     """Write the state out as a checkpoint's payload.
 
-    Frames behind `lsn` follow it, even if the state has them already: applying them again is
+    Frames after `lsn` follow it, even if the state has them already: applying them again is
     harmless, and so recovery needs to know the state at its end only.
     """
     topics = state.topics.values()

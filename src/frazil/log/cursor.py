@@ -59,7 +59,7 @@ class Cursor:
 
     @property
     def end(self) -> int:
-        """The offset behind the highest acked one."""
+        """The offset after the highest acked one."""
         return self._ends[-1] if self._ends else self.acked_below
 
     @property
@@ -110,7 +110,7 @@ class Cursor:
         """Take the lowest ranges into `acked_below` if it reached them."""
         firsts, ends = self._firsts, self._ends
         count = bisect_right(firsts, self.acked_below)
-        # Ranges never touch: the one behind the last that is reached stays.
+        # Ranges never touch: the one after the last that is reached stays.
         self.acked_below = max(self.acked_below, ends[count - 1])
         del firsts[:count]
         del ends[:count]

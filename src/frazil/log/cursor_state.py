@@ -142,7 +142,7 @@ class CursorState(Cursor):
             self.dues = {o: due for o, due in self.dues.items() if not first <= o < end}
 
     def encode(self) -> bytes:
-        """Return its bytes: a number where nothing lies above it, else numbers and distances."""
+        """Return its bytes: a number where nothing is above it, else numbers and distances."""
         if not self._firsts and not self.attempts:
             return _encode(self.acked_below)
         borders = [self.acked_below, *_flat(self.ranges())]

@@ -49,7 +49,7 @@ FLAG_TIME: Final = 4
 FLAG_PLAIN: Final = 8
 """Data: the columns `_op`, `_present`, `_time` follow the user's; rows that are payload only."""
 FLAG_CLOSE: Final = 1
-"""Marker: the journal was closed cleanly behind this frame."""
+"""Marker: the journal was closed cleanly after this frame."""
 
 FRAME_PREFIX: Final = struct.Struct("<QI")
 FRAME_HEAD: Final = struct.Struct("<QIIB8sBHIIIQQIIqII")
@@ -118,7 +118,7 @@ class SegmentHeader(NamedTuple):
     """The first bytes of a segment file.
 
     The predecessor is valid up to `previous_length` bytes and `previous_lsn`; what its file holds
-    behind that does not exist for any reader.
+    after that does not exist for any reader.
     """
 
     journal: bytes
@@ -153,7 +153,7 @@ def frame_buffers(
     flags: int = 0,
     runs: bytes = b"",
 ) -> tuple[bytes, Buffer, bytes, int]:
-    """Encode one frame as head, payload and padding to write one behind another, and its size.
+    """Encode one frame as head, payload and padding to write one after another, and its size.
 
     The payload is not copied. The CRC covers the whole body, offset and length, payload first, so
     that a producer can sum a large payload (`payload_crc`) before its offset is known. The head has a

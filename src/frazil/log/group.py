@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = []
 
 JOIN_BYTES_MAX: Final = 16 << 10
-"""Frames up to this size are joined before writing; larger ones are written from where they lie."""
+"""Frames up to this size are joined before writing; larger ones are written from where they are."""
 FRAME_RECORDS_MAX: Final = 60_000
 NOT_ENCODABLE: Final = (
     FrazilError,
@@ -313,7 +313,7 @@ class Group:
         count: int,
         runs: bytes,
     ) -> None:
-        """Put one data frame behind the others."""
+        """Put one data frame after the others."""
         head, data, padding, size = fmt.frame_buffers(
             payload.kind,
             payload.data,

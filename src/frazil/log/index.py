@@ -84,7 +84,7 @@ class FrameIndex:
         return self.offsets[0]
 
     def find(self, offset: int) -> int:
-        """Return the number of the frame that holds `offset`, or of the next one behind it."""
+        """Return the number of the frame that holds `offset`, or of the next one after it."""
         number = bisect_right(self.offsets, offset, 0, self.count) - 1
         return max(number, 0)
 
@@ -114,9 +114,9 @@ class FrameIndex:
             first = last
 
     def cut(self, position: int, holes: Mapping[int, int]) -> None:
-        """Forget the frames at and behind a position in the file.
+        """Forget the frames at and after a position in the file.
 
-        `holes` tells of each frame behind the position whose offset does not follow on the frame
+        `holes` tells of each frame after the position whose offset does not follow on the frame
         before it (offset → end of the one before), for the offsets alone cannot tell where that
         one ends.
         """

@@ -58,7 +58,7 @@ GROUP_BYTES_MAX: Final = 64 << 20
 def group_end(entries: list[Entry]) -> int:
     """Return how many entries make the next group: up to a barrier, and not too many bytes.
 
-    A barrier is an entry behind which the state has changed under the rest of them.
+    A barrier is an entry after which the state has changed under the rest of them.
     """
     has_controls = None in set(map(codec_of, entries))
     if not has_controls and sum(map(size_of, entries)) <= GROUP_BYTES_MAX:
@@ -596,7 +596,7 @@ class Journal:
     def seal_one(self) -> bool:
         """Write the footer of one rotated segment; return whether there was one.
 
-        May run beside the owner's other calls: it touches only a segment that is not active.
+        May run together with the owner's other calls: it touches only a segment that is not active.
         After an error the segment stays without a footer until the journal is opened again, so
         that a sync that failed is never tried a second time.
         """

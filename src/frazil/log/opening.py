@@ -314,7 +314,7 @@ class _Opening:
         )
 
     def resume(self) -> Opened:
-        """Go on in the last segment behind its closing marker."""
+        """Go on in the last segment after its closing marker."""
         survey = self._survey
         last = survey.found[-1]
         assert last.scan is not None
@@ -433,7 +433,7 @@ class _Opening:
     # -- after -----------------------------------------------------------------------------------
 
     def _save_torn(self, found: Found) -> None:
-        """Keep the bytes behind the torn point: they are evidence, not data."""
+        """Keep the bytes after the torn point: they are evidence, not data."""
         if found.torn_from < 0:
             return
         target = f"{found.path}.torn-{self._clock.now_us()}"
@@ -448,7 +448,7 @@ class _Opening:
         return [
             (item.segment, 0 if item.scan is None else item.scan.frames)
             for item in found
-            # A cut-short file has no honest end to put a footer behind.
+            # A cut-short file has no honest end to put a footer after.
             if not item.sealed and item.size >= item.segment.body_end
         ]
 
@@ -539,7 +539,7 @@ class _Rewriter:
         self.size += size
 
     def index_frames(self, position: int) -> None:
-        """Say where the frames will lie in the new segment."""
+        """Note where the frames will be in the new segment."""
         for head, at, size in self._data:
             index = self.indexes.setdefault(head.topic, FrameIndex())
             index.append(head.offset, position + at, size, head.time, head.records)

@@ -253,7 +253,7 @@ def _unreadable(segment: Segment, state: TopicState, error: OSError) -> NotFound
 
 
 class _Found(NamedTuple):
-    """Bytes read from a segment at `start`, and what must lie in them."""
+    """Bytes read from a segment at `start`, and what must be in them."""
 
     data: bytes
     start: int
@@ -312,7 +312,7 @@ class _Found(NamedTuple):
 
 
 def _frame_end(index: FrameIndex, number: int) -> int:
-    """Return the offset behind a frame; a gap behind it counts as its own, which is harmless."""
+    """Return the offset after a frame; a gap after it counts as its own, which is harmless."""
     if number + 1 < index.count:
         return index.offsets[number + 1]
     return index.end
@@ -321,7 +321,7 @@ def _frame_end(index: FrameIndex, number: int) -> int:
 def _stop(
     index: FrameIndex, first: int, visible: int, bytes_max: int, ranges: list[SpecialRange]
 ) -> int:
-    """Return the number behind the last frame of a piece: within bytes, visible, before a gap."""
+    """Return the number after the last frame of a piece: within bytes, visible, before a gap."""
     limit = visible
     offset = index.offsets[first]
     for special in ranges:
@@ -343,7 +343,7 @@ def _stop(
 def batches_of(frames: list[Frame], decoder: Decoder, *, offset: int, topic: object) -> list[Batch]:
     """Decode consecutive verified frames, the first of which holds `offset`, from there on.
 
-    Small neighbours are decoded together. What lies before a frame that cannot be decoded is
+    Small neighbours are decoded together. What is before a frame that cannot be decoded is
     given; `topic` is how errors name the topic.
 
     Raises:
@@ -364,7 +364,7 @@ def batches_of(frames: list[Frame], decoder: Decoder, *, offset: int, topic: obj
             data = decoder.decode(frame)
         except UNDECODABLE as error:
             if batches:
-                # What lies before it is given first, as before any damage.
+                # What is before it is given first, as before any damage.
                 break
             raise _undecodable(frame, topic, error) from error
         head = frame.head
@@ -410,7 +410,7 @@ def _undecodable(frame: Frame, topic: object, error: Exception) -> CorruptionErr
 
 
 def covering(ranges: Sequence[SpecialRange], offset: int) -> SpecialRange | None:
-    """Return the special range that an offset lies in."""
+    """Return the special range that holds an offset."""
     for special in ranges:
         if special.first <= offset < special.end:
             return special

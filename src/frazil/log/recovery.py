@@ -93,7 +93,7 @@ class Survey:
         """Numbers `[first, end)` of segments that are not there; freed ones may be among them."""
         self._freed_before = 0
         self._heads_lost: list[fmt.FrameHead] = []
-        """Heads of frames that are damaged, or lie where they were not written."""
+        """Heads of frames that are damaged, or are where they were not written."""
         self._unknown: list[tuple[int, set[int]]] = []
         """Damage that hides its topics: a bound on its records, and the topics it cannot be of."""
         self.found: list[Found] = []
@@ -333,7 +333,7 @@ class Survey:
     # -- state -----------------------------------------------------------------------------------
 
     def _replay(self) -> None:
-        """Take the newest valid checkpoint and apply every frame behind it."""
+        """Take the newest valid checkpoint and apply every frame after it."""
         start = len(self.found)
         while start > 0:
             start -= 1
@@ -444,14 +444,14 @@ class Survey:
     def _first_held(self, topic: TopicState, kept: list[Found]) -> int | None:
         """Return the offset from which on the segments must hold a topic, None if unknown.
 
-        The checkpoint that the state stands on tells, unless segments were freed behind it.
+        The checkpoint that the state stands on tells, unless segments were freed after it.
         """
         if self._freed_before == self.state.segment_first:
             return topic.start
         first = self._checkpoint_of(kept[0]) if kept else None
         if first is None:
             return None
-        # A topic that it does not know was made behind it: none of its records was freed.
+        # A topic that it does not know was made after it: none of its records was freed.
         known = first.topics.get(topic.id)
         return topic.start if known is None else max(topic.start, known.next)
 
@@ -472,7 +472,7 @@ def _held(found: Found, topic: int) -> list[tuple[int, int]]:
 
 
 def _first_frame(file: File, size: int) -> fmt.FrameHead | None:
-    """Return the head of the frame behind the segment header if that frame is valid."""
+    """Return the head of the frame after the segment header if that frame is valid."""
     return frame_at(file, size, fmt.SEGMENT_HEADER_BYTES)
 
 

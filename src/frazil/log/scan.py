@@ -1,4 +1,4 @@
-"""Read a segment's frames one after another, find the bad ones, and go on behind them.
+"""Read a segment's frames one after another, find the bad ones, and go on after them.
 
 Recovery and `frazil log verify` use it; sealed segments are known by their footer instead.
 """
@@ -36,11 +36,11 @@ class Fault(NamedTuple):
     reason: str
     lsn_before: int
     lsn_after: int
-    """The first batch sequence found behind it; 0 if nothing valid follows."""
+    """The first batch sequence found after it; 0 if nothing valid follows."""
     zero: bool
     """The stretch is all zeroes."""
     missing: int
-    """How many batch sequences are missing before the frame behind it; -1 if none follows."""
+    """How many batch sequences are missing before the frame after it; -1 if none follows."""
 
 
 class Control(NamedTuple):
@@ -59,7 +59,7 @@ class Scan:
         self.controls: list[Control] = []
         self.faults: list[Fault] = []
         self.misplaced: list[fmt.FrameHead] = []
-        """Heads of whole frames of this segment that lie where they were not written."""
+        """Heads of whole frames of this segment that are where they were not written."""
         self.runs: list[tuple[int, fmt.FrameHead, bytes]] = []
         """(position, head, encoded runs) of the data frames of idempotent producers"""
         self.breaks: list[tuple[int, int, int, int]] = []
@@ -83,7 +83,7 @@ class Scan:
     def proven(self) -> tuple[int, int]:
         """Return the end of what is proven to be synced, and the last batch sequence before it.
 
-        Markers behind it are not: they have no sequence of their own that could be proven.
+        Markers after it are not: they have no sequence of their own that could be proven.
         """
         number = bisect_right(self.lsns, self.synced)
         end = self.ends[number - 1] if number else self.initial_end
@@ -93,7 +93,7 @@ class Scan:
         return end, self.lsns[number] - 1 if number < len(self.lsns) else self.lsn
 
     def cut(self, position: int, *, lsn: int) -> None:
-        """Forget every frame at and behind `position`."""
+        """Forget every frame at and after `position`."""
         self.cut_indexes(position)
         self.breaks = [item for item in self.breaks if item[3] < position]
         self.controls = [item for item in self.controls if item.position < position]
@@ -107,7 +107,7 @@ class Scan:
         self.closed = False
 
     def cut_indexes(self, position: int) -> None:
-        """Forget where the frames at and behind `position` are."""
+        """Forget where the frames at and after `position` are."""
         for topic, index in self.indexes.items():
             behind = (item for item in self.breaks if item[0] == topic and item[3] >= position)
             index.cut(position, {found: end for _, end, found, _ in behind})
@@ -116,9 +116,9 @@ class Scan:
 class Scanner:
     """One pass over `[start, end)` of a segment file.
 
-    Batch sequences never fall in what was written, and rise by more than one only behind a stretch
+    Batch sequences never fall in what was written, and rise by more than one only after a stretch
     that had room for the frames between. A whole frame that breaks this was moved (a misdirected
-    write, exchanged blocks): it is damage where it lies, but proves what was synced before it.
+    write, exchanged blocks): it is damage where it is, but proves what was synced before it.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class Scanner:
         self._end = end
         self._position = start
         self._pending: dict[int, list[int]] = {}
-        """By topic: offset, position, length, time, records of each frame, one behind another. A
+        """By topic: offset, position, length, time, records of each frame, one after another. A
         flat list of integers, because a tuple a frame would keep the garbage collector busy."""
         self.result = Scan(lsn=lsn)
 
     def run(self) -> Scan:
-        """Scan to the end; faults are listed, frames behind them are taken too."""
+        """Scan to the end; faults are listed, frames after them are taken too."""
         result = self.result
         result.end = result.initial_end = self._position
         window_bytes = WINDOW_BYTES
@@ -318,7 +318,7 @@ class Scanner:
         result.end_closed = position
 
     def _skip_fault(self) -> None:
-        """Note the fault at the current position and find the next valid frame behind it."""
+        """Note the fault at the current position and find the next valid frame after it."""
         result = self.result
         position = self._position
         found, zero, head = self._search(position)

@@ -213,7 +213,7 @@ def create_segment(
     """Create a segment whose header and first frames are durable, and return it open.
 
     It is written under another name, synced, then renamed and the directory synced: a segment
-    with its real name is always whole. Returns the file and the position behind the frames.
+    with its real name is always whole. Returns the file and the position after the frames.
     """
     path = f"{directory}/{segment_name(header.segment)}"
     temporary = path.removesuffix(SUFFIX) + SUFFIX_TEMP

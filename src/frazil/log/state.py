@@ -1,6 +1,6 @@
 """What a journal knows of its topics: heads, schemas, holds, producers, gaps. No I/O.
 
-The newest checkpoint plus the frames behind it is the whole state; `checkpoint.py` writes it out.
+The newest checkpoint plus the frames after it is the whole state; `checkpoint.py` writes it out.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class Producer:
     def record(self, sent: Sent, *, epoch: int) -> None:
         """Remember a batch; a higher epoch starts afresh."""
         if epoch < self.epoch:
-            # Recovery shows the frames behind a checkpoint that knows the newer epoch already.
+            # Recovery shows the frames after a checkpoint that knows the newer epoch already.
             return
         if epoch > self.epoch:
             self.window.clear()
             self.epoch = epoch
-        # Recovery may show a frame twice: in the checkpoint's window and behind the checkpoint.
+        # Recovery may show a frame twice: in the checkpoint's window and after the checkpoint.
         if not self.window or sent.lsn > self.window[-1].lsn or sent not in self.window:
             self.window.append(sent)
 

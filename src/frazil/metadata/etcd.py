@@ -90,7 +90,7 @@ class EtcdStore:
 
     def list(self, prefix: str, *, limit: int = LIST_ENTRIES_MAX, after: str | None = None) -> Page:
         check_page(prefix, limit=limit, after=after)
-        # The smallest key behind another is that key with a zero byte.
+        # The smallest key after another is that key with a zero byte.
         first = self._keys.of(prefix)
         if after is not None:
             first = max(first, self._keys.of(after) + b"\0")

@@ -53,7 +53,7 @@ HELD: Final = "!held/"
 
 @attrs.frozen
 class Keys:
-    """How one store lies in etcd: the prefix of its keys, and the revision that created it."""
+    """How one store is kept in etcd: the prefix of its keys, and the revision that created it."""
 
     prefix: bytes
     base: int = 0

@@ -46,7 +46,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     epoch: int
     holder: str
     since: int = 0
-    """The first epoch of this holder behind the last one of another."""
+    """The first epoch of this holder after the last one of another."""
 
     def following(self, holder: str, *, epoch_above: int) -> LeaseRecord:
         """Return the record of the next epoch, for this or another holder."""

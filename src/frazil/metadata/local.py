@@ -61,7 +61,7 @@ class Rows(Protocol):
         """Return one entry."""
 
     def scan(self, *, first: str, end: str, after: str | None, limit: int) -> Page:
-        """Return entries with `first` <= key < `end` behind `after`, sorted; empty at the end."""
+        """Return entries with `first` <= key < `end` after `after`, sorted; empty at the end."""
 
     def write(self, revision: Revision, changes: Sequence[Change]) -> None:
         """Apply all changes or none; durable on return. After an error the rows are not used."""

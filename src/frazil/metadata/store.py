@@ -48,7 +48,7 @@ class MetadataStore(Protocol):
         """Return what is stored under `key`."""
 
     def list(self, prefix: str, *, limit: int = LIST_ENTRIES_MAX, after: str | None = None) -> Page:
-        """Return entries whose keys start with `prefix`, sorted, from the first one behind `after`.
+        """Return entries whose keys start with `prefix`, sorted, from the first one after `after`.
 
         A page is the state at one moment and has at most `limit` entries. Large values can make
         it shorter: only an empty page is the end.
