@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, TypeAlias
 
 import fastavro
 import fastavro.schema
@@ -38,18 +38,6 @@ _MISSING_MAX: Final = 8
 
 class Invalid(Exception):
     """Why a definition, or the JSON of a payload, is wrong; of a payload nothing is quoted."""
-
-
-class Definition(Protocol):
-    """A definition that has been read."""
-
-    fingerprint: str
-    """Equal for definitions that differ in spaces and the order of names alone."""
-    form: Any
-    """What `compatibility` compares."""
-
-    def refusal(self, payload: bytes) -> str | None:
-        """Return why a payload does not fit, without anything of the payload; None if it does."""
 
 
 def read_definition(kind: str, data: bytes) -> Definition:
@@ -383,3 +371,12 @@ def _wrong_field(found: Any, place: str) -> str | None:
                 if wrong is not None:
                     return wrong
     return None
+
+
+Definition: TypeAlias = JsonDefinition | AvroDefinition | ProtobufDefinition
+"""A definition that has been read.
+
+`fingerprint` is equal for definitions that differ in spaces and the order of names alone, `form` is
+what `compatibility` compares, and `refusal` returns why a payload does not fit, without anything of
+the payload, None if it does.
+"""

@@ -327,8 +327,10 @@ def strip_ids(schema: pa.Schema) -> pa.Schema:
 
 def is_bytes(data_type: pa.DataType) -> bool:
     """Tell whether a type holds bytes, of a fixed length or not."""
-    kinds = (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary)
-    return any(is_kind(data_type) for is_kind in kinds)
+    return any(
+        is_kind(data_type)
+        for is_kind in (pt.is_binary, pt.is_large_binary, pt.is_fixed_size_binary)
+    )
 
 
 def is_text(data_type: pa.DataType) -> bool:
