@@ -348,7 +348,7 @@ class Engine(Instance):
             options=self._options,
         )
         sources = [*self._sources, runtime.log.source]
-        runtime.history = ChainedHistory(sources, behind=self.objects.source)
+        runtime.history = ChainedHistory(sources, far=self.objects.source)
         if self.has_tiers:
             runtime.tiers = self.tiers.bind(runtime)
             runtime.pressure = self.tiers.pressure

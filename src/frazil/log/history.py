@@ -1,6 +1,6 @@
 """History: whatever can give a topic's records back as they were published, by offset.
 
-The log is the first `HistorySource`; memory, disk and objects come behind the same interface.
+The log is the first `HistorySource`; memory, disk and objects have the same interface.
 `ChainedHistory` makes one ordered stream of several, without a gap or a duplicate.
 """
 
@@ -53,7 +53,7 @@ class Batch:
 
     @property
     def offset_next(self) -> int:
-        """Return the offset behind the last record."""
+        """Return the offset after the last record."""
         return self.offset + self.count
 
     @property
@@ -118,7 +118,7 @@ class Piece(NamedTuple):
     batches: list[Batch]
     offset_next: int
     gaps: tuple[OffsetRange, ...] = ()
-    """Declared gaps behind the last batch, passed over."""
+    """Declared gaps after the last batch, passed over."""
 
 
 class Pin(Protocol):
@@ -169,28 +169,26 @@ class ChainedHistory:
     Sources are given oldest first and may overlap. A source may lose its oldest records while a
     reader is in it; the reader then goes on in the next one that has the offset.
 
-    `behind` is a source far away, which is slow and may be out of reach. It is asked only for what
+    `far` is a source over a network, which is slow and may be out of reach. It is asked only for what
     no other source has, or has but cannot read because it is damaged, or has as a gap.
     """
 
-    def __init__(
-        self, sources: Sequence[HistorySource], *, behind: FarSource | None = None
-    ) -> None:
+    def __init__(self, sources: Sequence[HistorySource], *, far: FarSource | None = None) -> None:
         assert sources
         self._sources = tuple(sources)
-        self._behind = behind
+        self._far = far
 
     def range(self, topic: int) -> OffsetRange:
         """Return the range over all sources."""
         near = self._near(topic)
-        if self._behind is None:
+        if self._far is None:
             return near
-        far = self._behind.range(topic)
-        if far.first >= far.end:
+        held = self._far.range(topic)
+        if held.first >= held.end:
             return near
         if near.first >= near.end:
-            return OffsetRange(far.first, max(far.end, near.end))
-        return OffsetRange(min(near.first, far.first), max(near.end, far.end))
+            return OffsetRange(held.first, max(held.end, near.end))
+        return OffsetRange(min(near.first, held.first), max(near.end, held.end))
 
     def _near(self, topic: int) -> OffsetRange:
         """Return the range over the sources at hand."""
@@ -220,8 +218,8 @@ class ChainedHistory:
         """Return what one look at all sources gives: records, or why there are none."""
         first = None
         is_claimed = False
-        behind = () if self._behind is None else (self._behind,)
-        for source in (*self._sources, *behind):
+        far = () if self._far is None else (self._far,)
+        for source in (*self._sources, *far):
             held = source.range(topic)
             if held.first <= offset < held.end:
                 is_claimed = True
@@ -251,10 +249,10 @@ class ChainedHistory:
             spared = self._spared(source, topic, offset, bytes_max)
             if spared is None:
                 raise
-            warn("history_served_from_behind", topic=topic, offset=offset, error=error)
+            warn("history_served_from_far", topic=topic, offset=offset, error=error)
             return spared
-        if self._behind is not None and _begins_with_gap(piece, offset):
-            # A log that is older than what lies behind has a gap where that has records.
+        if self._far is not None and _begins_with_gap(piece, offset):
+            # A log that is older than the far source has a gap where that has records.
             spared = self._spared(source, topic, offset, bytes_max)
             if spared is not None and not _begins_with_gap(spared, offset):
                 return spared
@@ -263,14 +261,14 @@ class ChainedHistory:
     def _spared(
         self, damaged: HistorySource, topic: int, offset: int, bytes_max: int
     ) -> Piece | None:
-        """Return what the source behind has of records that are damaged here, if it has them."""
-        if self._behind is None or damaged is self._behind:
+        """Return what the far source has of records that are damaged here, if it has them."""
+        if self._far is None or damaged is self._far:
             return None
-        found = self._behind.range(topic)
+        found = self._far.range(topic)
         if not found.first <= offset < found.end:
             return None
         try:
-            piece = self._behind.read(topic, offset=offset, bytes_max=bytes_max)
+            piece = self._far.read(topic, offset=offset, bytes_max=bytes_max)
         except (NotFound, CorruptionError):
             return None
         return piece if piece.offset_next > offset else None
@@ -282,31 +280,31 @@ class ChainedHistory:
             near = source.offset_at(topic, time_us=time_us)
             if near is not None:
                 break
-        if self._behind is None:
+        if self._far is None:
             return near
-        held, far = self._near(topic), self._behind.range(topic)
+        held, far = self._near(topic), self._far.range(topic)
         is_older_here = held.first < (held.end if near is None else min(near, held.end))
         if is_older_here or far.first >= min(far.end, held.first):
-            # The records at hand reach back beyond that time, or nothing lies behind them.
+            # The records at hand reach back beyond that time, or the far source has nothing older.
             return near
-        found = self._behind.offset_at(topic, time_us=time_us)
+        found = self._far.offset_at(topic, time_us=time_us)
         return found if near is None or (found is not None and found < near) else near
 
     def time_at(self, topic: int, *, offset: int) -> int | None:
         """Return when a record was appended, about when if it is not at hand; None if unknown.
 
-        The source behind is not read: this is for figures, which must not wait for a network.
+        The far source is not read: this is for figures, which must not wait for a network.
         """
         near = ChainedHistory(self._sources)
         try:
             piece = near.read(topic, offset=offset, bytes_max=1)
         except (NotFound, Unavailable):
-            return None if self._behind is None else self._behind.time_at(topic, offset=offset)
+            return None if self._far is None else self._far.time_at(topic, offset=offset)
         return piece.batches[0].time_us if piece.batches else None
 
     def pin(self, topic: int, *, offset: int) -> Pin:
         """Pin in every source: which one will serve an offset is not known before."""
-        sources = self._sources if self._behind is None else (*self._sources, self._behind)
+        sources = self._sources if self._far is None else (*self._sources, self._far)
         return _PinAll([source.pin(topic, offset=offset) for source in sources], offset)
 
 

@@ -210,7 +210,7 @@ def test_readers_go_on_over_the_seam_of_two_tiers(tmp_path):
             topic.append(b"%d" % number)
             rotate(db)
         sources = [shelf, topic.runtime.log.source]
-        topic.runtime.history = ChainedHistory(sources, behind=db.objects.source)
+        topic.runtime.history = ChainedHistory(sources, far=db.objects.source)
         shelf.batches = list(topic.read(limit=3, bytes_max=1))
         db.release(topic.runtime.state.id, 3)
         db.upkeep.free()

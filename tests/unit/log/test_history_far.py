@@ -1,4 +1,4 @@
-"""A chain with a source behind it: asked last, and for what is damaged at hand."""
+"""A chain with a far source: asked last, and for what is damaged at hand."""
 
 from __future__ import annotations
 
@@ -67,40 +67,40 @@ def source_of(chain, offset):
     return piece.batches[0].data.column("source")[0].as_py()
 
 
-def test_what_is_at_hand_is_never_fetched_from_behind():
-    """Each offset comes from the first source that has it, from behind only if none does."""
-    behind = Held("objects", 0, 30)
-    chain = ChainedHistory([Held("disk", 10, 20), Held("log", 20, 40)], behind=behind)
+def test_what_is_at_hand_is_never_fetched_from_far():
+    """Each offset comes from the first source that has it, from the far one only if none does."""
+    far = Held("objects", 0, 30)
+    chain = ChainedHistory([Held("disk", 10, 20), Held("log", 20, 40)], far=far)
     found = [source_of(chain, offset) for offset in (0, 9, 10, 19, 20, 39)]
     assert found == ["objects", "objects", "disk", "disk", "log", "log"]
-    assert behind.asked == [0, 9]
+    assert far.asked == [0, 9]
     assert chain.range(1) == OffsetRange(0, 40)
 
 
-def test_the_range_of_an_empty_neighbourhood_is_that_of_the_source_behind():
+def test_the_range_of_an_empty_neighbourhood_is_that_of_the_far_source():
     """A topic with nothing at hand begins where its objects do, and ends at its head."""
-    chain = ChainedHistory([Held("log", 30, 30)], behind=Held("objects", 5, 30))
+    chain = ChainedHistory([Held("log", 30, 30)], far=Held("objects", 5, 30))
     assert chain.range(1) == OffsetRange(5, 30)
     assert source_of(chain, 5) == "objects"
     assert chain.read(1, offset=30, bytes_max=1) == Piece([], 30)
-    empty = ChainedHistory([Held("log", 30, 30)], behind=Held("objects", 0, 0))
+    empty = ChainedHistory([Held("log", 30, 30)], far=Held("objects", 0, 0))
     assert empty.range(1) == OffsetRange(30, 30)
 
 
 def test_an_offset_below_all_sources_names_the_first_one_there_is():
     """The error for an offset that is gone names the first offset, be it far or near."""
-    chain = ChainedHistory([Held("log", 20, 40)], behind=Held("objects", 5, 10))
+    chain = ChainedHistory([Held("log", 20, 40)], far=Held("objects", 5, 10))
     with pytest.raises(NotFound, match="offset_first=5"):
         chain.read(1, offset=3, bytes_max=1)
     with pytest.raises(NotFound, match="offset_first=20"):
         chain.read(1, offset=15, bytes_max=1)
 
 
-def test_damage_at_hand_is_served_from_behind():
+def test_damage_at_hand_is_served_from_far():
     """Records that are damaged here but uploaded are given; what is nowhere whole stays an error."""
     near = Held("log", 0, 20, damaged={3, 4, 15})
-    behind = Held("objects", 0, 10, damaged={4})
-    chain = ChainedHistory([near], behind=behind)
+    far = Held("objects", 0, 10, damaged={4})
+    chain = ChainedHistory([near], far=far)
     assert [source_of(chain, offset) for offset in (2, 3, 5)] == ["log", "objects", "log"]
     for offset in (4, 15):
         with pytest.raises(CorruptionError, match=f"offset_first={offset}"):
@@ -108,9 +108,9 @@ def test_damage_at_hand_is_served_from_behind():
 
 
 def test_a_store_out_of_reach_is_reported_and_hides_nothing_at_hand():
-    """Reads at hand go on while the store is down; reads behind say that it is unavailable."""
+    """Reads at hand go on while the store is down; far reads say that it is unavailable."""
     down = Held("objects", 0, 30, fails=Unavailable("store is down", retry_after_ms=1_000))
-    chain = ChainedHistory([Held("log", 20, 40)], behind=down)
+    chain = ChainedHistory([Held("log", 20, 40)], far=down)
     assert source_of(chain, 25) == "log"
     with pytest.raises(Unavailable, match="retry_after_ms=1000"):
         chain.read(1, offset=5, bytes_max=1)
@@ -120,18 +120,18 @@ def test_a_store_out_of_reach_is_reported_and_hides_nothing_at_hand():
     ("time_us", "offset", "asks"),
     [(250, 25, False), (200, 20, True), (45, 5, True), (0, 2, True), (400, None, False)],
 )
-def test_a_time_is_looked_up_behind_only_if_it_may_lie_there(time_us, offset, asks):
+def test_a_time_is_looked_up_far_only_if_it_may_be_there(time_us, offset, asks):
     """Times within the records at hand do not ask the store; earlier ones do."""
-    behind = Held("objects", 2, 30)
-    chain = ChainedHistory([Held("log", 20, 40)], behind=behind)
+    far = Held("objects", 2, 30)
+    chain = ChainedHistory([Held("log", 20, 40)], far=far)
     assert chain.offset_at(1, time_us=time_us) == offset
-    assert bool(behind.asked) == asks
+    assert bool(far.asked) == asks
 
 
-def test_a_pin_reaches_the_source_behind():
+def test_a_pin_reaches_the_far_source():
     """A reader's claim holds in all sources, moves in all and is let go in all."""
     sources = [Held("log", 20, 40), Held("objects", 0, 30)]
-    pin = ChainedHistory(sources[:1], behind=sources[1]).pin(1, offset=7)
+    pin = ChainedHistory(sources[:1], far=sources[1]).pin(1, offset=7)
     pin.advance(9)
     assert [source.pins[0].offset for source in sources] == [9, 9]
     pin.close()
@@ -139,15 +139,15 @@ def test_a_pin_reaches_the_source_behind():
 
 
 def test_the_time_of_a_record_far_away_does_not_ask_for_it():
-    """Times of records at hand are exact; those behind come from what is known of them."""
-    behind = Held("objects", 0, 30)
-    chain = ChainedHistory([Held("log", 20, 40, damaged={22})], behind=behind)
+    """Times of records at hand are exact; far ones come from what is known of them."""
+    far = Held("objects", 0, 30)
+    chain = ChainedHistory([Held("log", 20, 40, damaged={22})], far=far)
     assert chain.time_at(1, offset=25) == 250
     assert chain.time_at(1, offset=7) == 70
     assert chain.time_at(1, offset=40) is None
     with pytest.raises(CorruptionError):
         chain.time_at(1, offset=22)
-    assert behind.asked == []
+    assert far.asked == []
     assert ChainedHistory([Held("log", 20, 40)]).time_at(1, offset=7) is None
 
 
