@@ -144,7 +144,7 @@ class PendingDeadLetters:
 
     def forget(self, offsets: Sequence[int]) -> None:
         """Note that records are settled."""
-        if self.error is not None and self._offset in offsets:
+        if self._offset in offsets:
             self.error = None
 
     async def _publish(self, letter: DeadLetter, dispatch: Dispatch) -> None:

@@ -76,10 +76,6 @@ class Deliveries:
         """Return what is counted of all open subscriptions, for metrics; on the loop's thread."""
         some = self.subscriptions
         statuses = [each.status() for each in some]
-        counts = [*(each.counts for each in some), self._past]
-        totals = {
-            name: sum(getattr(each, name) for each in counts) for name in Counts.__struct_fields__
-        }
         of_all = Lags(self._engine)
         lags = [
             of_all.records(each.feed.runtime, status.cursor)[0]
@@ -87,7 +83,7 @@ class Deliveries:
         ]
         kinds = Counter(each.kind.name.lower() for each in some)
         return {
-            **totals,
+            **self._totals(),
             "types": {kind.name.lower(): kinds[kind.name.lower()] for kind in SubscriptionType},
             "consumers": sum(status.consumers for status in statuses),
             "unacked": sum(status.unacked for status in statuses),
@@ -97,6 +93,13 @@ class Deliveries:
             "damaged": sum(each.damage is not None for each in some),
             "decoded": self._cache.decoded,
             "cache_bytes": self._cache.size_bytes,
+        }
+
+    def _totals(self) -> dict[str, int]:
+        """Return the counters of all subscriptions, also of those that are gone."""
+        counts = [*(each.counts for each in self.subscriptions), self._past]
+        return {
+            name: sum(getattr(each, name) for each in counts) for name in Counts.__struct_fields__
         }
 
     def find(self, topic: str, name: str) -> Subscription | None:

@@ -243,10 +243,9 @@ class KeyOwners:
     def find(self, key: str, members: dict[str, Member]) -> Member | None:
         """Return the attached consumer that gets the key, None if no one accepts it."""
         name = self._owners.get(key)
-        if name is not None:
-            owner = members.get(name)
-            if owner is not None and owner.accepts(key):
-                return owner
+        owner = None if name is None else members.get(name)
+        if owner is not None and owner.accepts(key):
+            return owner
         eligible = [each for each in members.values() if each.accepts(key)]
         if not eligible:
             return None

@@ -122,6 +122,7 @@ class Limits:
             )
 
 
+_ENUMS: Final[Mapping[str, type[enum.IntEnum]]] = {"backoff": Backoff, "poison": Poison}
 _NAMES: Final = tuple(each.name for each in attrs.fields(FailurePolicy))
 
 
@@ -163,10 +164,8 @@ def policy_of(
 
 
 def _value(name: str, value: Any) -> Any:
-    if name == "backoff":
-        return _named(Backoff, value, name)
-    if name == "poison":
-        return _named(Poison, value, name)
+    if name in _ENUMS:
+        return _named(_ENUMS[name], value, name)
     if name == "dead_letter_topic":
         if value is not None and not isinstance(value, str):
             raise InvalidRequest("dead_letter_topic must be a topic's name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -92,11 +93,10 @@ class Topics:
     def _is_there(self, name: str) -> bool:
         """Return whether a topic exists, though it could not be opened."""
         try:
-            self._engine.topic(name)
+            with suppress(Unavailable):
+                self._engine.topic(name)
         except NotFound:
             return False
-        except Unavailable:
-            pass
         return True
 
     def is_reliable(self, topic: Topic) -> bool:
@@ -114,10 +114,9 @@ class Topics:
             if not self._engine.settings.topics.auto_create and not self._is_there(name):
                 raise Refused(status("topic_missing", topic=name))
             try:
-                await self.make(name, is_reliable=is_reliable)
-            except Conflict:
-                # Made meanwhile, by another call or another thread of this process.
-                pass
+                # It may be made meanwhile, by another call or another thread of this process.
+                with suppress(Conflict):
+                    await self.make(name, is_reliable=is_reliable)
             except FrazilError as error:
                 raise Refused(status_of(error, CREATING_PRODUCER)) from error
             topic = self.find(name)
