@@ -257,7 +257,7 @@ class Upkeep:
         if runtime.tiers is None:
             released = self._engine.released.get(state.id, 0)
             return held_bytes(state, journal.segments, released)[0]
-        # A keyed topic with files has a quota of all of them: `KeyedLimits` judges it.
+        # A keyed topic with files has a quota of all of them: `Retention.check_keyed` judges it.
         keyed = bool(state.spec.primary_key)
         return 0 if keyed else self._engine.tiers.retention.held_bytes(runtime)
 
