@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from attrs import define, field
@@ -395,8 +396,7 @@ class QueryEngine:
         self._pool.admit(lease)
         with watching(lease.check):
             snapshots = self._sources.snapshot(wanted, **at)
-            for parts in snapshots.values():
-                lease.pins += parts
+            lease.pins += chain.from_iterable(snapshots.values())
             lease.check()
             folded = _fold(plan, values, lease)
             prepared = prepare(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -238,13 +238,15 @@ class EngineSources:
         moments = {} if as_of_offset is None else moments_of(runtimes, as_of_offset)
         ends = engine.visible_ends(runtimes)
         taken: dict[TopicName, list[EngineSnapshot]] = {}
-        with ExitStack() as undo:
+        try:
             for (topic, runtime), end in zip(asked, ends, strict=True):
                 at = moment(runtime, end, moments.get(runtime.name), as_of_time)
                 snapshot = EngineSnapshot(_tiers_of(runtime), at, state=wanted[topic])
-                undo.callback(snapshot.close)
                 taken.setdefault(topic, []).append(snapshot)
-            undo.pop_all()
+        except BaseException:
+            for snapshot in chain.from_iterable(taken.values()):
+                snapshot.close()
+            raise
         return taken
 
     def _asked(self, wanted: Iterable[TopicName]) -> list[tuple[TopicName, TopicRuntime]]:

@@ -54,12 +54,13 @@ class FilePins:
         """Keep files until the pin is closed."""
         pinned = tuple(files)
         with self._lock:
-            self._counts.update(map(_key, pinned))
+            for key in map(_key, pinned):
+                self._counts[key] += 1
         return FilesPin(self, pinned)
 
     def unpin(self, files: Sequence[DiskFile]) -> None:
         """Unpin files; remove those that were retired meanwhile."""
-        if os.getpid() != self._owner:
+        if not files or os.getpid() != self._owner:
             # A forked child has copies of the pins; the files are its parent's.
             return
         with self._lock:
