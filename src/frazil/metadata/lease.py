@@ -112,9 +112,7 @@ class LeaseBook:
     def grant(self, name: str, record: LeaseRecord, ttl_s: float) -> Lease:
         """Note the lease as held, from now on; the record must be durable."""
         expires_at = self._clock.monotonic() + ttl_s
-        lease = Lease(name, record.holder, record.epoch, ttl_s, expires_at, record.since)
-        self._leases[name] = lease
-        return lease
+        return self._note(Lease(name, record.holder, record.epoch, ttl_s, expires_at, record.since))
 
     def renew(self, lease: Lease) -> Lease:
         """Let a held lease last its time again, from now on.
@@ -124,9 +122,11 @@ class LeaseBook:
         """
         self.check(lease.name, lease.epoch)
         expires_at = self._clock.monotonic() + lease.ttl_s
-        renewed = attrs.evolve(lease, expires_at=expires_at)
-        self._leases[lease.name] = renewed
-        return renewed
+        return self._note(attrs.evolve(lease, expires_at=expires_at))
+
+    def _note(self, lease: Lease) -> Lease:
+        self._leases[lease.name] = lease
+        return lease
 
     def release(self, lease: Lease) -> None:
         """End a lease; nothing happens if it is already lost."""
