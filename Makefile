@@ -45,7 +45,7 @@ clients: environment-dev ## Real clients of other languages against the broker; 
 	@$(PYTEST) tests/clients -m clients -n $(JOBS) -rs
 
 crash: environment-dev ## Crash tests with larger counts: SEEDS=n KILLS=n LIVES=n, exhaustive damage
-	@FRAZIL_CRASH_SEEDS=$(SEEDS) FRAZIL_DELIVERY_SEEDS=$(LIVES) FRAZIL_CRASH_KILLS=$(KILLS) FRAZIL_TIERS_RUNS=$(LIVES) FRAZIL_LAKE_SEEDS=$(SEEDS) FRAZIL_EXHAUSTIVE=1 \
+	@FRAZIL_TEST_CRASH_SEEDS=$(SEEDS) FRAZIL_TEST_DELIVERY_SEEDS=$(LIVES) FRAZIL_TEST_CRASH_KILLS=$(KILLS) FRAZIL_TEST_TIERS_RUNS=$(LIVES) FRAZIL_TEST_LAKE_SEEDS=$(SEEDS) FRAZIL_TEST_EXHAUSTIVE=1 \
 		$(PYTEST) tests/crash tests/property/test_tiers_model.py tests/property/test_delivery_lives.py tests/unit/metadata/test_sqlite_store.py tests/unit/tiers/test_memory.py tests/integration/serve/test_many_topics.py $(SPARK_KILLS) -m "crash_long or not crash_long" --timeout 0 -n $(JOBS)
 
 fuzz: environment-dev ## Fuzz every decoder for SECONDS=n

@@ -1,6 +1,6 @@
 """A broker killed under the published client's producers and consumers, and they with it.
 
-`FRAZIL_CRASH_KILLS` is the number of kills, 25 without it.
+`FRAZIL_TEST_CRASH_KILLS` is the number of kills, 25 without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from tests.crash.broker_process import Broker, Forks
 from tests.crash.broker_world import Clients, checked
 
-KILLS = int(os.environ.get("FRAZIL_CRASH_KILLS", "25"))
+KILLS = int(os.environ.get("FRAZIL_TEST_CRASH_KILLS", "25"))
 EARLY_SHARE = 0.4
 EARLY_S = 0.1
 LATE_S = 0.8

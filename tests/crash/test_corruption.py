@@ -15,7 +15,7 @@ from tests.crash.driven_log import DrivenLog, log_settings, read_everything
 from tests.crash.reference_log import PLAIN, build_reference, duties
 from tests.support import SimulatedClock
 
-EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+EXHAUSTIVE = bool(os.environ.get("FRAZIL_TEST_EXHAUSTIVE"))
 SEED = 20_240
 SHARDS = 16 if EXHAUSTIVE else 2
 FLIPS, CUTS, WILD, MOVED = 750, 150, 150, 150

@@ -13,8 +13,8 @@ from frazil.topic import Indexer
 from tests.crash.cursor_lives import EngineLives, JournalLives, run_seeds
 from tests.crash.engine_world import many_lives
 
-SEEDS = int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000"))
-BASE = int(os.environ.get("FRAZIL_CRASH_BASE", "1000000"))
+SEEDS = int(os.environ.get("FRAZIL_TEST_CRASH_SEEDS", "20000"))
+BASE = int(os.environ.get("FRAZIL_TEST_CRASH_BASE", "1000000"))
 JOURNAL_SEEDS = max(SEEDS // 50, 300)
 ENGINE_SEEDS = max(SEEDS * 6 // 1000, 60)
 CHUNKS = 4

@@ -1,6 +1,6 @@
 """The whole engine on a simulated disk, with metadata that is old, missing or damaged after crashes.
 
-`FRAZIL_CRASH_SEEDS` (of the log's own suite) divided by 10 is the number of seeds here, at least
+`FRAZIL_TEST_CRASH_SEEDS` (of the log's own suite) divided by 10 is the number of seeds here, at least
 2,000. One seed again: `python -m tests.crash.test_engine_metadata --seed N`.
 """
 
@@ -21,7 +21,7 @@ from tests.crash.engine_world import ROOT, World, many_lives
 from tests.support import SimulatedCrash
 
 DATABASE = f"{ROOT}/meta.db"
-SEEDS = max(2_000, int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000")) // 10)
+SEEDS = max(2_000, int(os.environ.get("FRAZIL_TEST_CRASH_SEEDS", "20000")) // 10)
 SLICES = 16
 COPIES_MAX = 12
 

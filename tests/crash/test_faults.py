@@ -15,7 +15,7 @@ from tests.crash.workload import Work
 from tests.support import VERBS, Fault, FaultyFileSystem, SimulatedClock
 from tests.support.simulated_clock import START_US
 
-EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+EXHAUSTIVE = bool(os.environ.get("FRAZIL_TEST_EXHAUSTIVE"))
 ERRORS = (errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE)
 MORE_ERRORS = (errno.EDQUOT, errno.EINTR)
 CALLS_MAX = 400

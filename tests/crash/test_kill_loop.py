@@ -1,6 +1,6 @@
 """Real processes killed under load, and a separate process that checks what they left.
 
-`FRAZIL_CRASH_KILLS` is the number of kills of each variant, 100 without it.
+`FRAZIL_TEST_CRASH_KILLS` is the number of kills of each variant, 100 without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from tests.crash.broker_process import Peer
 
-KILLS = int(os.environ.get("FRAZIL_CRASH_KILLS", "100"))
+KILLS = int(os.environ.get("FRAZIL_TEST_CRASH_KILLS", "100"))
 EARLY_S = 0.02
 LATE_S = 0.16
 CHECK_SHARE = 0.35

@@ -1,7 +1,7 @@
 """The commit protocol in a world where everything fails: no record is lost, none is there twice.
 
 The commit module is the real one; the five calls are made on tables in memory, which fail, land late
-and are changed by others. `FRAZIL_LAKE_SEEDS` sets how many lives are tried.
+and are changed by others. `FRAZIL_TEST_LAKE_SEEDS` sets how many lives are tried.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from frazil.lake import STEPS
 from tests.crash.lake_world import EVENTS, World
 
-SEEDS = int(os.environ.get("FRAZIL_LAKE_SEEDS", "3000"))
-BASE = int(os.environ.get("FRAZIL_LAKE_BASE", "0"))
+SEEDS = int(os.environ.get("FRAZIL_TEST_LAKE_SEEDS", "3000"))
+BASE = int(os.environ.get("FRAZIL_TEST_LAKE_BASE", "0"))
 SHARDS = 4
 EVENTS_A_LIFE = 90
 POINTS_MAX = 60

@@ -9,8 +9,8 @@ import pytest
 from tests.crash.damage import DamagedSimulation, RewoundSimulation
 from tests.crash.simulation import replay_command, run_seed, run_seeds
 
-SEEDS = int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000"))
-BASE = int(os.environ.get("FRAZIL_CRASH_BASE", "1000000"))
+SEEDS = int(os.environ.get("FRAZIL_TEST_CRASH_SEEDS", "20000"))
+BASE = int(os.environ.get("FRAZIL_TEST_CRASH_BASE", "1000000"))
 """The first seed; fixed, so that a run can be compared with the one before."""
 CHUNKS = 40
 DAMAGE_SEEDS = max(SEEDS // 20, 100)

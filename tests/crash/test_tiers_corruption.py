@@ -11,10 +11,10 @@ from frazil.errors import FrazilError
 from tests.crash.engine_world import many_lives
 from tests.crash.tiers_scene import Scene
 
-EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+EXHAUSTIVE = bool(os.environ.get("FRAZIL_TEST_EXHAUSTIVE"))
 FLIPS = 4000 if EXHAUSTIVE else 36
 SHARDS = 16 if EXHAUSTIVE else 2
-SEED = int(os.environ.get("FRAZIL_TIERS_BASE", "20261116"))
+SEED = int(os.environ.get("FRAZIL_TEST_TIERS_BASE", "20261116"))
 
 
 def prepared(*, freed):

@@ -10,7 +10,7 @@ from tests.crash.engine_world import many_lives
 from tests.crash.tiers_scene import MOVES, Scene, evict
 from tests.support import SimulatedCrash
 
-EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+EXHAUSTIVE = bool(os.environ.get("FRAZIL_TEST_EXHAUSTIVE"))
 STRIDE = 1 if EXHAUSTIVE else 5
 SEEDS = 5 if EXHAUSTIVE else 1
 

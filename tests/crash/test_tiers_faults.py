@@ -13,7 +13,7 @@ from tests.crash.engine_world import many_lives
 from tests.crash.tiers_scene import MOVES, Scene, expire
 from tests.support.faulty_fs import Fault, FaultyFileSystem
 
-EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+EXHAUSTIVE = bool(os.environ.get("FRAZIL_TEST_EXHAUSTIVE"))
 VERBS = (
     *("open", "read_at", "write_at", "sync", "rename", "unlink"),
     *("sync_directory", "stat", "list_directory", "make_directory"),

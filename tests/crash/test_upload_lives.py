@@ -1,4 +1,4 @@
-"""Uploads in many more lives than `make test` has: `FRAZIL_CRASH_SEEDS` of them."""
+"""Uploads in many more lives than `make test` has: `FRAZIL_TEST_CRASH_SEEDS` of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from tests.property.upload_world import command, failure
 
-SEEDS = int(os.environ.get("FRAZIL_CRASH_SEEDS", "20000"))
-BASE = int(os.environ.get("FRAZIL_UPLOAD_BASE", "100000"))
+SEEDS = int(os.environ.get("FRAZIL_TEST_CRASH_SEEDS", "20000"))
+BASE = int(os.environ.get("FRAZIL_TEST_UPLOAD_BASE", "100000"))
 CHUNKS = 20
 
 

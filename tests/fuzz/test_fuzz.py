@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz import mutate, run, seeds, targets
 
-SECONDS = int(os.environ.get("FRAZIL_FUZZ_SECONDS", "10"))
+SECONDS = int(os.environ.get("FRAZIL_TEST_FUZZ_SECONDS", "10"))
 
 
 @pytest.mark.parametrize("name", run.ENGINE_NAMES)

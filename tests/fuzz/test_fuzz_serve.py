@@ -13,7 +13,7 @@ from tests.fuzz.serve_seeds import serve_seeds
 from tests.fuzz.transport_targets import TRANSPORT_TARGETS
 
 SERVE_TARGETS = {**TRANSPORT_TARGETS, **REQUEST_TARGETS}
-SECONDS = int(os.environ.get("FRAZIL_FUZZ_SECONDS", "1"))
+SECONDS = int(os.environ.get("FRAZIL_TEST_FUZZ_SECONDS", "1"))
 GUIDED = ("h2", "headers")
 """The targets with many branches; `make fuzz` does the others as well."""
 

@@ -1,6 +1,6 @@
 """Deliveries keep their promises in random lives in virtual time, and the lives find planted bugs.
 
-`FRAZIL_DELIVERY_SEEDS` says how many lives are tried, `FRAZIL_DELIVERY_SEED_FIRST` where to begin.
+`FRAZIL_TEST_DELIVERY_SEEDS` says how many lives are tried, `FRAZIL_TEST_DELIVERY_SEED_FIRST` where to begin.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from frazil.subscribe import (
 )
 from tests.property.delivery_world import command, failure
 
-SEEDS = int(os.environ.get("FRAZIL_DELIVERY_SEEDS", "200"))
-SEED_FIRST = int(os.environ.get("FRAZIL_DELIVERY_SEED_FIRST", "0"))
+SEEDS = int(os.environ.get("FRAZIL_TEST_DELIVERY_SEEDS", "200"))
+SEED_FIRST = int(os.environ.get("FRAZIL_TEST_DELIVERY_SEED_FIRST", "0"))
 PARTS = 4
 PLANTED_SEEDS_MAX = 300
 

@@ -1,6 +1,6 @@
 """Dispatch keeps its promises in random lives in virtual time, and the lives find planted bugs.
 
-`FRAZIL_DISPATCH_SEEDS` says how many lives are tried, `FRAZIL_DISPATCH_SEED_FIRST` where to begin.
+`FRAZIL_TEST_DISPATCH_SEEDS` says how many lives are tried, `FRAZIL_TEST_DISPATCH_SEED_FIRST` where to begin.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from frazil.subscribe import (
 )
 from tests.property.subscribe_world import command, failure
 
-SEEDS = int(os.environ.get("FRAZIL_DISPATCH_SEEDS", "600"))
-SEED_FIRST = int(os.environ.get("FRAZIL_DISPATCH_SEED_FIRST", "0"))
+SEEDS = int(os.environ.get("FRAZIL_TEST_DISPATCH_SEEDS", "600"))
+SEED_FIRST = int(os.environ.get("FRAZIL_TEST_DISPATCH_SEED_FIRST", "0"))
 PARTS = 4
 PLANTED_SEEDS_MAX = 400
 

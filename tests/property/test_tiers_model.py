@@ -11,8 +11,8 @@ from tests.property.tiers_replay import command
 from tests.property.tiers_steps import Life, shrink
 from tests.support import SimulatedCrash
 
-RUNS = int(os.environ.get("FRAZIL_TIERS_RUNS", "200"))
-BASE = int(os.environ.get("FRAZIL_TIERS_BASE", "1000000"))
+RUNS = int(os.environ.get("FRAZIL_TEST_TIERS_RUNS", "200"))
+BASE = int(os.environ.get("FRAZIL_TEST_TIERS_BASE", "1000000"))
 CHUNKS = 20
 RARELY = 0.15
 """Every check takes records into chunks and folds them: these lives are mostly left alone."""

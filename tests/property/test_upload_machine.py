@@ -1,6 +1,6 @@
 """Uploads keep their promises in random lives with faults and crashes, and find planted bugs.
 
-`FRAZIL_UPLOAD_SEEDS` says how many lives are tried, `FRAZIL_UPLOAD_SEED_FIRST` where to begin.
+`FRAZIL_TEST_UPLOAD_SEEDS` says how many lives are tried, `FRAZIL_TEST_UPLOAD_SEED_FIRST` where to begin.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from frazil.objects.descriptor import descriptor_of
 from tests.property.upload_world import Logs, World, command, failure
 from tests.unit.objects.objects_world import footer_of
 
-SEEDS = int(os.environ.get("FRAZIL_UPLOAD_SEEDS", "1000"))
-SEED_FIRST = int(os.environ.get("FRAZIL_UPLOAD_SEED_FIRST", "0"))
+SEEDS = int(os.environ.get("FRAZIL_TEST_UPLOAD_SEEDS", "1000"))
+SEED_FIRST = int(os.environ.get("FRAZIL_TEST_UPLOAD_SEED_FIRST", "0"))
 PARTS = 4
 PLANTED_SEEDS_MAX = 300
 

@@ -479,6 +479,6 @@ def failure(seed, world_class=World, **given):
 def command(seed):
     """Return how to repeat a life."""
     return (
-        f"FRAZIL_UPLOAD_SEED_FIRST={seed} FRAZIL_UPLOAD_SEEDS=1 "
+        f"FRAZIL_TEST_UPLOAD_SEED_FIRST={seed} FRAZIL_TEST_UPLOAD_SEEDS=1 "
         "python -m pytest tests/property/test_upload_machine.py -k promise"
     )

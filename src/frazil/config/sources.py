@@ -32,18 +32,11 @@ NESTED_DELIMITER: Final = "__"
 LEVELS_MAX: Final = 3
 """A setting has a name of at most so many words: `lake.writer.batch_size`."""
 
-ENVIRONMENT_ALLOWED: Final = (
-    *("FRAZIL_CONFIG", "FRAZIL_EXHAUSTIVE", "FRAZIL_LAKE_HALT_AT", "FRAZIL_TOKEN"),
-)
-"""Variables that are no settings: the YAML file, switches of the test suites, a caller's token."""
+ENVIRONMENT_ALLOWED: Final = ("FRAZIL_CONFIG", "FRAZIL_TOKEN")
+"""Variables that are no settings: the YAML file, a caller's token."""
 
-ENVIRONMENT_ALLOWED_PREFIXES: Final = (
-    "FRAZIL_BENCH_",
-    "FRAZIL_CRASH_",
-    "FRAZIL_FUZZ_",
-    "FRAZIL_TEST_",
-)
-"""Variables of the benchmarks and test suites; the engine never reads them."""
+ENVIRONMENT_ALLOWED_PREFIXES: Final = ("FRAZIL_BENCH_", "FRAZIL_TEST_")
+"""Variables of the benchmarks and test suites."""
 
 # What PyYAML's constructors raise on a scalar that does not fit its tag, e.g. `2026-13-45`.
 SCALAR_ERRORS: Final = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError)

@@ -275,7 +275,7 @@ class Jobs:
             return self._tables.setdefault(table, threading.Lock())
 
 
-VARIABLE: Final = "FRAZIL_LAKE_HALT_AT"
+VARIABLE: Final = "FRAZIL_TEST_LAKE_HALT_AT"
 _ACTIONS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 

@@ -20,7 +20,7 @@ from tests.integration.lake.spark_world import MARKS
 
 pytestmark = MARKS
 
-EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+EXHAUSTIVE = bool(os.environ.get("FRAZIL_TEST_EXHAUSTIVE"))
 TIMEOUT = pytest.mark.timeout(7200 if EXHAUSTIVE else 600)
 BEYOND_MS = 1 << 60
 """A time that the table cannot hold: its record is rejected."""

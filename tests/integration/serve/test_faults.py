@@ -22,7 +22,7 @@ from tests.integration.serve.wire_world_readers import Methods
 
 pytestmark = pytest.mark.integration
 
-FAULTS = int(os.environ.get("FRAZIL_CRASH_FAULTS", "8"))
+FAULTS = int(os.environ.get("FRAZIL_TEST_CRASH_FAULTS", "8"))
 FLOW_S = 0.3
 STALL_S = 0.4
 TOPIC = "/default/half"

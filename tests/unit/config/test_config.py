@@ -136,7 +136,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest(name, nearest):
 
 def test_variables_of_tests_and_strangers_are_left_alone():
     """Only FRAZIL_ names count, without those of suites and benchmarks."""
-    allowed = ["FRAZIL_CRASH_SEEDS", "FRAZIL_EXHAUSTIVE", "FRAZIL_FUZZ_X", "FRAZIL_TEST_X", "HOME"]
+    allowed = ["FRAZIL_TEST_CRASH_SEEDS", "FRAZIL_TEST_X", "FRAZIL_BENCH_X", "HOME"]
     settings = load(environment=dict.fromkeys([*allowed, "FRAZIL_BENCH_Y"], "1"))
     assert set(settings.origins.values()) == {"default"}
 

@@ -17,7 +17,7 @@ from tests.support import Fault, FaultyFileSystem, SimulatedClock, SimulatedFile
 from tests.support.log_limits import set_log_limits
 
 PATH = "/data/metadata.db"
-EXHAUSTIVE = bool(os.environ.get("FRAZIL_EXHAUSTIVE"))
+EXHAUSTIVE = bool(os.environ.get("FRAZIL_TEST_EXHAUSTIVE"))
 FLIPS = 1_500
 TRUNCATIONS = 200
 

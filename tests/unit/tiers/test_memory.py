@@ -12,7 +12,7 @@ from frazil.tiers import memory as memory_module
 from tests.unit.tiers.memory_topic import TableTopic
 
 PLAIN = {"a": "long"}
-SINGLE_APPENDS = 1_000_000 if os.environ.get("FRAZIL_EXHAUSTIVE") else 20_000
+SINGLE_APPENDS = 1_000_000 if os.environ.get("FRAZIL_TEST_EXHAUSTIVE") else 20_000
 
 
 def plain_topic(**options):
