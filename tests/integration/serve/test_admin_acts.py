@@ -166,23 +166,6 @@ def test_reads_and_calls_that_are_denied_are_no_acts(tmp_path, caplog):
     play(tmp_path, caplog, scene, access=ACCESS)
 
 
-def test_without_authentication_anonymous_acts_have_their_statuses(tmp_path, caplog):
-    """The event of a refused call has its status."""
-
-    async def scene(_world, channel):
-        path, request = f"{TOPIC_ADMIN}DeleteTopic", admin.TopicRequest(name=TOPIC)
-        assert await Port(channel).ask(path, request) == "NOT_FOUND"
-        [found] = acts(caplog)
-        assert found == {
-            "path": path,
-            "principal": "anonymous",
-            "topic": TOPIC,
-            "status": "NOT_FOUND",
-        }
-
-    play(tmp_path, caplog, scene)
-
-
 def test_commands_beside_a_broker_are_acts(tmp_path, caplog):
     """Those about subscriptions and objects come over the HTTP port, and their events name it."""
 

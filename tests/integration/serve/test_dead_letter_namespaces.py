@@ -20,41 +20,32 @@ TARGET = "/nope/x"
 REASON = "the namespace of the dead_letter_topic does not exist"
 
 
-def test_an_admin_names_a_namespace_that_exists(tmp_path):
-    """The policy is refused with the reason until the namespace is made."""
+def test_a_namespace_that_does_not_exist_is_refused_until_it_is_made(tmp_path):
+    """An admin and both ways of a program hear the reason; a topic in the namespace is enough."""
 
     async def scene(admin):
         await admin.services.topics.make("/default/t", is_reliable=True)
+        await admin.ask("CreateNamespace", wire.NamespaceRequest(name="made"), "NamespaceAdmin")
+        for target in ("/system/x", "/made/x"):
+            await admin.ask("SetSubscriptionFailurePolicy", request(target))
         refused = await admin.refused("SetSubscriptionFailurePolicy", request(TARGET))
-        await admin.ask("SetSubscriptionFailurePolicy", request("/system/x"))
-        await admin.ask("CreateNamespace", wire.NamespaceRequest(name="nope"), "NamespaceAdmin")
+        await asyncio.to_thread(give_policies, admin.engine)
         await admin.ask("SetSubscriptionFailurePolicy", request(TARGET))
         return refused
+
+    def give_policies(engine):
+        topic = engine.topic("t")
+        given = {**LETTERS, "dead_letter_topic": TARGET}
+        for give in (topic.set_subscription, topic.subscribe):
+            with pytest.raises(InvalidRequest, match=REASON):
+                give("s", policy=given)
+        engine.create_topic("/nope/other")
+        assert topic.set_subscription("s", policy=given).dead_letter_topic == TARGET
 
     code, text = run(tmp_path, scene)
     assert code == "INVALID_ARGUMENT"
     assert REASON in text
     assert TARGET in text
-
-
-def test_a_program_names_a_namespace_that_exists(tmp_path):
-    """Both ways of giving a policy refuse it; a topic in the namespace is enough."""
-
-    async def scene(admin):
-        await admin.services.topics.make("/default/t", is_reliable=True)
-        return await asyncio.to_thread(give_policies, admin.engine)
-
-    def give_policies(engine):
-        topic = engine.topic("t")
-        given = {**LETTERS, "dead_letter_topic": TARGET}
-        with pytest.raises(InvalidRequest, match=REASON):
-            topic.set_subscription("s", policy=given)
-        with pytest.raises(InvalidRequest, match=REASON):
-            topic.subscribe("s", policy=given)
-        engine.create_topic("/nope/other")
-        return topic.set_subscription("s", policy=given).dead_letter_topic
-
-    assert run(tmp_path, scene) == TARGET
 
 
 def test_the_topic_that_a_policy_names_is_made_where_producers_make_none(tmp_path):

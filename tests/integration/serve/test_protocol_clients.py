@@ -12,7 +12,6 @@ from collections import Counter
 import grpc
 import pytest
 from danube import SubType
-from danube.errors import DanubeError
 
 from tests.integration.serve.protocol_cast import are_quiet, numbered, offsets, play
 
@@ -101,24 +100,6 @@ def test_a_burst_reaches_every_subscription_complete(protocol_broker):
     play(protocol_broker, scene)
 
 
-def test_a_standby_takes_over_when_the_active_consumer_goes(protocol_broker):
-    """Behaviour: a Failover standby is promoted, and gets what the first had not acked."""
-
-    async def scene(cast):
-        producer = await cast.producer()
-        active = await cast.reader("a", kind=SubType.FAILOVER)
-        standby = await cast.reader("b", kind=SubType.FAILOVER)
-        for payload in numbered(0, 4):
-            await producer.send(payload)
-        assert await active.payloads(2) == numbered(0, 2)
-        assert await active.payloads(2, ack=False) == numbered(2, 4)
-        assert standby.queue.empty()
-        await active.close()
-        assert await standby.payloads(2) == numbered(2, 4)
-
-    play(protocol_broker, scene)
-
-
 def test_keys_stay_with_their_consumers(protocol_broker):
     """1.5, 1.8.3: a key has one consumer and its order, both get some, ten may be unacked."""
 
@@ -180,51 +161,6 @@ def test_the_window_is_ten(protocol_broker):
 
 
 # -- consumers that come and go --------------------------------------------------------------------
-
-
-def test_a_second_exclusive_consumer_is_refused(protocol_broker):
-    """1.2: the client's error has the page's code and text."""
-
-    async def scene(cast):
-        await cast.producer()
-        await cast.reader("first")
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await cast.reader("second")
-        assert caught.value.code() is CODES.PERMISSION_DENIED
-        assert caught.value.details() == (
-            f"Not able to subscribe to the topic {cast.topic} due to Not allowed to add the "
-            "Consumer: second, the Exclusive subscription can't be shared with other consumers"
-        )
-
-    play(protocol_broker, scene)
-
-
-def test_a_topic_that_is_not_there_has_no_consumers(protocol_broker):
-    """1.2: consumers never make a topic; the client finds no partitions."""
-
-    async def scene(cast):
-        with pytest.raises(DanubeError, match="no partitions found"):
-            await cast.reader()
-
-    play(protocol_broker, scene)
-
-
-def test_who_comes_again_gets_the_oldest_unacked_first(protocol_broker):
-    """1.8.2: the same name after its stream dropped, in offset order, without what was acked."""
-
-    async def scene(cast):
-        producer = await cast.producer()
-        reader = await cast.reader()
-        for payload in numbered(0, 6):
-            await producer.send(payload)
-        found = await reader.take(6, ack=False)
-        await reader.consumer.ack(found[1])
-        await reader.close()
-        again = await cast.reader()
-        assert offsets(await again.take(5)) == [0, 2, 3, 4, 5]
-        assert await again.is_quiet()
-
-    play(protocol_broker, scene)
 
 
 def test_only_the_records_of_the_one_that_dropped_come_again(protocol_broker):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
 from frazil.subscribe import CACHE_BYTES
 from tests.integration.serve.wire_world_load import (
-    Peak,
+    measured,
     publish,
     read_all,
     readers,
@@ -42,14 +41,9 @@ def test_a_consumer_that_stopped_costs_no_memory_and_loses_nothing(tmp_path):
             before = broker.memory_bytes()
             rest = RECORDS - first
             assert rest * SIZE_BYTES > 2 * GROWTH_BYTES_MAX
-            with Peak(broker) as peak:
-                asyncio.run(publish(broker.url, first=first, count=rest, size=SIZE_BYTES))
-                answer = json.loads(fast.process.stdout.readline())
-            fast.close()
-            print(answer, before >> 20, peak.bytes >> 20)
-            assert answer["whole"] == 2, answer
-            assert peak.looks > LOOKS_MIN
-            assert peak.bytes - before < GROWTH_BYTES_MAX
+            sending = publish(broker.url, first=first, count=rest, size=SIZE_BYTES)
+            peak = measured(broker, fast, 2, sending, looks_min=LOOKS_MIN)
+            assert peak - before < GROWTH_BYTES_MAX
             found = read_all(methods, stream, "stopped", RECORDS)
             assert is_whole(found, RECORDS, acks=True)
 
@@ -64,14 +58,9 @@ def test_with_the_default_budget_a_stopped_consumer_keeps_no_copy(tmp_path):
         with stopped(broker, "stopped"):
             fast = readers(broker, 2, count)
             before = broker.memory_bytes()
-            with Peak(broker) as peak:
-                asyncio.run(publish(broker.url, first=0, count=count, size=SIZE_BYTES))
-                answer = json.loads(fast.process.stdout.readline())
-            fast.close()
-            print(answer, before >> 20, peak.bytes >> 20, published >> 20)
-            assert answer["whole"] == 2, answer
-            assert peak.looks > LOOKS_MIN
-            assert peak.bytes - before < published + CACHE_BYTES + ROOM_BYTES
+            sending = publish(broker.url, first=0, count=count, size=SIZE_BYTES)
+            peak = measured(broker, fast, 2, sending, looks_min=LOOKS_MIN)
+            assert peak - before < published + CACHE_BYTES + ROOM_BYTES
 
 
 def test_without_storage_a_consumer_that_stopped_has_a_bounded_queue(tmp_path):
@@ -85,13 +74,6 @@ def test_without_storage_a_consumer_that_stopped_has_a_bounded_queue(tmp_path):
             asyncio.run(publish(broker.url, first=0, count=first, size=size, reliable=False))
             before = broker.memory_bytes()
             assert first * size > 2 * GROWTH_BYTES_MAX
-            with Peak(broker) as peak:
-                asyncio.run(
-                    publish(broker.url, first=first, count=first, size=size, reliable=False)
-                )
-                answer = json.loads(fast.process.stdout.readline())
-            fast.close()
-            print(answer, before >> 20, peak.bytes >> 20)
-            assert answer["whole"] == 2, answer
-            assert peak.looks > LOOKS_MIN
-            assert peak.bytes - before < GROWTH_BYTES_MAX
+            sending = publish(broker.url, first=first, count=first, size=size, reliable=False)
+            peak = measured(broker, fast, 2, sending, looks_min=LOOKS_MIN)
+            assert peak - before < GROWTH_BYTES_MAX

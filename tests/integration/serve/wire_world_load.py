@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 
 import grpc
@@ -66,6 +67,17 @@ class Peak:
     def __exit__(self, *_error):
         self._over.set()
         self._thread.join()
+
+
+def measured(broker, fast, count, sending, *, looks_min):
+    """Publish while the `count` readers of `fast` read all; return the most memory meanwhile."""
+    with Peak(broker) as peak:
+        asyncio.run(sending)
+        answer = json.loads(fast.process.stdout.readline())
+    fast.close()
+    assert answer["whole"] == count, answer
+    assert peak.looks > looks_min
+    return peak.bytes
 
 
 async def publish(url, *, first, count, size, reliable=True):

@@ -169,19 +169,3 @@ def test_parts_come_by_number_and_without_neighbours(tmp_path):
         assert topics.parts("/default/none") == []
 
     run(tmp_path, scene)
-
-
-def test_a_producer_makes_no_topic_where_it_may_not(tmp_path):
-    """Without `topics.auto_create` an absent topic is not found, and one that is there is used."""
-
-    async def scene(topics, engine):
-        with pytest.raises(Refused) as caught:
-            await topics.for_producer("/default/t", is_reliable=True)
-        assert engine.topics() == []
-        await topics.make("/default/t", is_reliable=True)
-        found = await topics.for_producer("/default/t", is_reliable=True)
-        return caught.value.status, found.name
-
-    status, name = run(tmp_path, scene, **{"topics.auto_create": False})
-    assert status == (Code.NOT_FOUND, "Unable to find the topic: /default/t")
-    assert name == "/default/t"
