@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import threading
 
 import pytest
@@ -65,3 +66,50 @@ def wait_for(condition):
             return
         pause.wait(0.05)
     pytest.fail("it never came")
+
+
+def looked_at(db, name):
+    """Have the lake look at a topic's table again; return its state."""
+    db.lake.pause(name)
+    db.lake.resume(name)
+    wait_for(lambda: status_of(db, name)["state"] != "starting")
+    return status_of(db, name)["state"]
+
+
+def taken(db, name, old=5, new=4):
+    """Make a topic whose table has rows of another one; return it."""
+    first = db.create_topic(name, COLUMNS, lake=True)
+    first.append_many([{"id": n, "text": "old"} for n in range(old)], ack="committed")
+    db.delete_topic(name)
+    topic = db.create_topic(name, COLUMNS, lake=True)
+    for number in range(new):
+        topic.append(id=10 + number, text="new")
+    wait_for(lambda: status_of(db, name)["state"] == "stopped: foreign_table")
+    return topic
+
+
+def side_is_ahead(db, name, end, owner=None):
+    """Let a topic's table of rejects say that it has all below `end`, by default for its owner."""
+    side = table_of(db, f"{name}__rejects")
+    facts = {"frazil.topic-id": owner or side.properties["frazil.topic-id"]}
+    empty = side.schema().as_arrow().empty_table()
+    side.append(empty, snapshot_properties={**facts, "frazil.offset-end": str(end)})
+
+
+def an_older_copy(tmp_path, name):
+    """Return a data directory whose table has five rows, of which the log has one."""
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    with opened(data) as (db, _stand_in):
+        db.create_topic(name, COLUMNS, lake=True).append(id=0, text="old", ack="committed")
+    shutil.copytree(data, copy, ignore=shutil.ignore_patterns("warehouse", "catalog.db*", "run"))
+    with opened(data) as (db, _stand_in):
+        more = [{"id": n, "text": "old"} for n in range(1, 5)]
+        db.topic(name).append_many(more, ack="committed")
+    for path in copy.iterdir():
+        target = data / path.name
+        if path.is_dir():
+            shutil.rmtree(target)
+            shutil.copytree(path, target)
+        else:
+            shutil.copy(path, target)
+    return data

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
@@ -11,25 +9,17 @@ from frazil.lake import ADOPTED, decode_ranges
 from frazil.lake.tables import CatalogTables
 from tests.integration.engine.lake_engine import (
     COLUMNS,
+    an_older_copy,
     ids_of,
+    looked_at,
     opened,
     rows_of,
+    side_is_ahead,
     status_of,
     table_of,
+    taken,
     wait_for,
 )
-
-
-def taken(db, name, old=5, new=4):
-    """Make a topic whose table has rows of another one; return it."""
-    first = db.create_topic(name, COLUMNS, lake=True)
-    first.append_many([{"id": n, "text": "old"} for n in range(old)], ack="committed")
-    db.delete_topic(name)
-    topic = db.create_topic(name, COLUMNS, lake=True)
-    for number in range(new):
-        topic.append(id=10 + number, text="new")
-    wait_for(lambda: status_of(db, name)["state"] == "stopped: foreign_table")
-    return topic
 
 
 @pytest.mark.parametrize("step", ["advance", "take_over"])
@@ -37,6 +27,9 @@ def test_an_adoption_that_was_cut_off_is_done_again(db, monkeypatch, step):
     """The table is this topic's only when the head is raised; calling again does the rest."""
     name = f"cut_off_{step}"
     topic = taken(db, name)
+    with pytest.raises(InvalidRequest) as caught:
+        db.lake.adopt(name)
+    assert caught.value.details["left_out"] == 4
     with monkeypatch.context() as patch:
         patch.setattr(CatalogTables, step, _power_cut)
         with pytest.raises(Unavailable, match="power"):
@@ -44,6 +37,8 @@ def test_an_adoption_that_was_cut_off_is_done_again(db, monkeypatch, step):
     assert table_of(db, name).properties["frazil.topic-id"] != db.lake.topics[topic.name].uid
     done = db.lake.adopt(name, confirm=True)
     assert (done["raised"], done["left_out"]) == ({}, {"-1": [[0, 4]]})
+    assert (done["taken_over"], done["ends"]) == (True, {"-1": 5})
+    assert [(gap["first"], gap["end"]) for gap in topic.describe()["gaps"]] == [(4, 5)]
     topic.append(id=20, text="new", ack="committed")
     rows = [(row["_offset"], row["id"]) for row in rows_of(db, name)]
     assert rows == [*((n, n) for n in range(5)), (5, 20)]
@@ -56,13 +51,8 @@ def test_a_side_table_ahead_of_the_log_is_found_when_the_topic_is_bound(db):
     """Not with the first reject; adopting goes on behind its end too."""
     topic = db.create_topic("sideways", COLUMNS, lake=True)
     topic.append(id=0, text="", ack="committed")
-    side = table_of(db, "sideways__rejects")
-    empty = side.schema().as_arrow().empty_table()
-    own = side.properties["frazil.topic-id"]
-    side.append(empty, snapshot_properties={"frazil.topic-id": own, "frazil.offset-end": "7"})
-    db.lake.pause("sideways")
-    db.lake.resume("sideways")
-    wait_for(lambda: status_of(db, "sideways")["state"] == "stopped: ahead_of_log")
+    side_is_ahead(db, "sideways", 7)
+    assert looked_at(db, "sideways") == "stopped: ahead_of_log"
     assert "sideways__rejects" in status_of(db, "sideways")["why"]
     assert db.lake.adopt("sideways")["raised"] == {"-1": 6}
     assert topic.append(id=7, text="", ack="committed").offset == 7
@@ -72,10 +62,7 @@ def test_a_side_table_ahead_of_the_log_is_found_when_the_topic_is_bound(db):
 def test_a_side_table_that_was_ahead_of_the_adopted_table_doubles_nothing(db):
     """Its owner died between the rejects and the rows: no own record gets to these offsets."""
     taken(db, "between", old=2, new=5)
-    side = table_of(db, "between__rejects")
-    owner = side.properties["frazil.topic-id"]
-    empty = side.schema().as_arrow().empty_table()
-    side.append(empty, snapshot_properties={"frazil.topic-id": owner, "frazil.offset-end": "4"})
+    side_is_ahead(db, "between", 4)
     assert db.lake.adopt("between", confirm=True)["left_out"] == {"-1": [[0, 4]]}
     db.lake.flush("between")
     rows = [(row["_offset"], row["id"]) for row in rows_of(db, "between")]
@@ -88,9 +75,7 @@ def test_a_side_table_of_another_topic_is_found_when_the_topic_is_bound(db):
     topic.append(id=0, text="", ack="committed")
     with table_of(db, "mixed__rejects").transaction() as change:
         change.set_properties({"frazil.topic-id": "0123456789abcdef"})
-    db.lake.pause("mixed")
-    db.lake.resume("mixed")
-    wait_for(lambda: status_of(db, "mixed")["state"].startswith("stopped"))
+    assert looked_at(db, "mixed").startswith("stopped")
     why = status_of(db, "mixed")["why"]
     assert "mixed__rejects" in why
     assert "rename or drop it" in why
@@ -100,25 +85,6 @@ def test_a_side_table_of_another_topic_is_found_when_the_topic_is_bound(db):
     db.lake.resume("mixed")
     topic.append(id=1, text="", ack="committed")
     assert ids_of(db, "mixed") == [0, 1]
-
-
-def an_older_copy(tmp_path, name):
-    """Return a data directory whose table has five rows, of which the log has one."""
-    data, copy = tmp_path / "data", tmp_path / "copy"
-    with opened(data) as (db, _stand_in):
-        db.create_topic(name, COLUMNS, lake=True).append(id=0, text="old", ack="committed")
-    shutil.copytree(data, copy, ignore=shutil.ignore_patterns("warehouse", "catalog.db*", "run"))
-    with opened(data) as (db, _stand_in):
-        more = [{"id": n, "text": "old"} for n in range(1, 5)]
-        db.topic(name).append_many(more, ack="committed")
-    for path in copy.iterdir():
-        target = data / path.name
-        if path.is_dir():
-            shutil.rmtree(target)
-            shutil.copytree(path, target)
-        else:
-            shutil.copy(path, target)
-    return data
 
 
 @pytest.mark.parametrize("lives", [1, 2])

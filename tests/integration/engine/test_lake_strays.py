@@ -13,14 +13,17 @@ from frazil.lake.connection import connect
 from frazil.lake.table_state import look
 from tests.integration.engine.lake_engine import (
     COLUMNS,
+    an_older_copy,
     ids_of,
+    looked_at,
     opened,
     rows_of,
+    side_is_ahead,
     status_of,
     table_of,
+    taken,
     wait_for,
 )
-from tests.integration.engine.test_lake_adopting import an_older_copy, taken
 
 
 def land_late(table, *, offset, owner, end):
@@ -30,14 +33,6 @@ def land_late(table, *, offset, owner, end):
     columns = [pa.array([values[field.name]], field.type) for field in schema]
     facts = {"frazil.topic-id": owner, "frazil.offset-end": str(end)}
     table.append(pa.table(columns, schema=schema), snapshot_properties=facts)
-
-
-def looked_at(db, name):
-    """Have the lake look at a topic's table again; return its state."""
-    db.lake.pause(name)
-    db.lake.resume(name)
-    wait_for(lambda: status_of(db, name)["state"] != "starting")
-    return status_of(db, name)["state"]
 
 
 def test_a_commit_of_the_former_owner_that_lands_after_the_adoption_stops_the_lake(db):
@@ -109,13 +104,10 @@ def test_late_rejects_of_another_topic_are_found_too(db):
     """Rejects of this topic below their end would never be written, without a word."""
     topic = db.create_topic("beside", COLUMNS, lake=True)
     topic.append(id=0, text="", ack="committed")
-    side = table_of(db, "beside__rejects")
-    empty = side.schema().as_arrow().empty_table()
-    late = {"frazil.topic-id": "0123456789abcdef"}
-    side.append(empty, snapshot_properties={**late, "frazil.offset-end": "1"})
+    side_is_ahead(db, "beside", 1, "0123456789abcdef")
     assert looked_at(db, "beside") == "running"
     topic.append_many([{"id": n, "text": ""} for n in range(1, 4)])
-    side.append(empty, snapshot_properties={**late, "frazil.offset-end": "3"})
+    side_is_ahead(db, "beside", 3, "0123456789abcdef")
     assert looked_at(db, "beside") == "stopped: ahead_of_log"
     db.lake.adopt("beside", confirm=True)
     db.lake.flush("beside")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import time
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from frazil.lake.connection import connect
 from frazil.tiers import merge_once
 from tests.integration.engine.lake_engine import (
     COLUMNS,
+    an_older_copy,
     ids_of,
     opened,
     rows_of,
@@ -224,6 +224,8 @@ def test_names_and_columns_that_no_table_can_have_are_refused(db):
             db.create_topic(name, columns, lake=True)
         with pytest.raises(NotFound):
             db.topic(name)
+    with pytest.raises(InvalidRequest, match="nowhere"):
+        db.create_topic("x", COLUMNS, partition_by=["nowhere"], lake=True)
     db.create_topic("x", {"at": pa.timestamp("ns")}, lake=False)
     with pytest.raises(InvalidRequest):
         db.alter_topic("x", lake=True)
@@ -280,26 +282,6 @@ def test_a_deleted_topic_leaves_its_table_unless_it_is_to_be_dropped(db):
     assert "another topic" in str(caught.value)
     assert status_of(db, "kept")["state"] == "stopped: foreign_table"
     assert ids_of(db, "kept") == [1]
-
-
-def test_another_topics_table_is_taken_over_with_a_confirmation(db):
-    """Its end becomes the topic's next offset; own records below it are named and left out."""
-    first = db.create_topic("adopted", COLUMNS, lake=True)
-    first.append_many([{"id": n, "text": "old"} for n in range(5)], ack="committed")
-    db.delete_topic("adopted")
-    second = db.create_topic("adopted", COLUMNS, lake=True)
-    second.append(id=10, text="new")
-    second.append(id=11, text="new")
-    wait_for(lambda: status_of(db, "adopted")["state"] == "stopped: foreign_table")
-    with pytest.raises(InvalidRequest) as caught:
-        db.lake.adopt("adopted")
-    assert caught.value.details["left_out"] == 2
-    done = db.lake.adopt("adopted", confirm=True)
-    assert (done["taken_over"], done["ends"]) == (True, {"-1": 5})
-    assert done["left_out"] == {"-1": [[0, 2]]}
-    assert second.append(id=12, text="new", ack="committed").offset == 5
-    assert ids_of(db, "adopted") == [0, 1, 2, 3, 4, 12]
-    assert [(gap["first"], gap["end"]) for gap in second.describe()["gaps"]] == [(2, 5)]
 
 
 def test_a_table_that_was_rolled_back_waits_for_a_choice(db):
@@ -374,20 +356,7 @@ def test_a_plan_outlives_the_engine(tmp_path):
 
 def test_a_table_ahead_of_the_log_is_adopted(tmp_path):
     """An older copy of the data stops the topic; adopt raises its head, no offset is used twice."""
-    data, copy = tmp_path / "data", tmp_path / "copy"
-    with opened(data) as (db, _stand_in):
-        db.create_topic("ahead", COLUMNS, lake=True).append(id=0, text="", ack="committed")
-    shutil.copytree(data, copy, ignore=shutil.ignore_patterns("warehouse", "catalog.db*", "run"))
-    with opened(data) as (db, _stand_in):
-        topic = db.topic("ahead")
-        topic.append_many([{"id": n, "text": ""} for n in range(1, 5)], ack="committed")
-    for path in copy.iterdir():
-        target = data / path.name
-        if path.is_dir():
-            shutil.rmtree(target)
-            shutil.copytree(path, target)
-        else:
-            shutil.copy(path, target)
+    data = an_older_copy(tmp_path, "ahead")
     with opened(data) as (db, _stand_in):
         topic = db.topic("ahead")
         db.lake.start()
@@ -400,10 +369,11 @@ def test_a_table_ahead_of_the_log_is_adopted(tmp_path):
         assert db.topic("ahead").describe()["watermarks"]["head"] == 6
 
 
-def test_a_warehouse_that_takes_no_files_is_named_and_the_records_wait(tmp_path):
+@pytest.mark.parametrize("warehouse", ["file", "s3://b/x"])
+def test_a_warehouse_that_takes_no_files_is_named_and_the_records_wait(tmp_path, warehouse):
     """Publishing goes on, `status` names the setting, and with a good one nothing is lost."""
     (tmp_path / "file").write_bytes(b"")
-    wrong = {"lake.warehouse": str(tmp_path / "file")}
+    wrong = {"lake.warehouse": warehouse if "://" in warehouse else str(tmp_path / warehouse)}
     with opened(tmp_path / "data", **wrong) as (db, _stand_in):
         db.create_topic("waiting", COLUMNS, lake=True).append(id=1, text="")
         db.lake.start()
@@ -433,26 +403,6 @@ def test_writers_with_little_memory_get_less_to_write_at_once(tmp_path, monkeypa
             sizes.append(len(stand_in.commits))
     assert sizes[0] == 1
     assert sizes[1] > 1
-
-
-def test_a_warehouse_that_is_no_directory_stops_the_table_with_the_setting(tmp_path):
-    """No catalog is started again and again for it; the records wait for a better one."""
-    with opened(tmp_path / "data", **{"lake.warehouse": "s3://b/x"}) as (db, _stand_in):
-        db.create_topic("waiting", COLUMNS, lake=True).append(id=1, text="")
-        with pytest.raises(Unavailable, match=r"set lake\.warehouse to a directory"):
-            db.lake.flush("waiting")
-        assert db.lake.status()["topics"]["/default/waiting"]["lag_records"] == 1
-    with opened(tmp_path / "data") as (db, _stand_in):
-        db.lake.flush("waiting")
-        assert ids_of(db, "waiting") == [1]
-
-
-def test_a_partition_column_that_is_not_there_is_refused_at_creation(db):
-    """The column is named, and no topic is made."""
-    with pytest.raises(InvalidRequest, match="nowhere"):
-        db.create_topic("cut", COLUMNS, partition_by=["nowhere"], lake=True)
-    with pytest.raises(NotFound):
-        db.topic("cut")
 
 
 def test_without_the_extra_a_lake_is_refused_with_what_to_install(tmp_path, monkeypatch):
