@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from frazil.engine import Engine
 from frazil.fs import RealFileSystem
 from frazil.log import format as frame_format
 from frazil.objects import format as object_format
-from tests.integration.engine.opening import small_settings
+from tests.integration.engine.opening import rotate, small_settings
 from tests.support.objects_limits import set_objects_limits
 
 WAIT_S = 60
@@ -98,3 +99,25 @@ def uploaded_rows(db, topic):
         assert piece.offset_next >= offset
         offset = piece.offset_next
     return rows
+
+
+def take_away(tmp_path):
+    """Put a file where the store should be."""
+    shutil.move(tmp_path / "store", tmp_path / "aside")
+    (tmp_path / "store").write_bytes(b"no directory")
+
+
+def give_back(tmp_path):
+    """Let the store work."""
+    (tmp_path / "store").unlink()
+    shutil.move(tmp_path / "aside", tmp_path / "store")
+
+
+def forget_log(db, topics):
+    """Flush everything and free the log behind it, so that files alone have it."""
+    for topic in topics:
+        topic.runtime.tiers.flush()
+    rotate(db)
+    db.tiers.release()
+    db.upkeep.free()
+    wait_until(lambda: all(topic.runtime.state.start > 0 for topic in topics))

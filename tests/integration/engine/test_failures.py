@@ -7,6 +7,7 @@ import errno
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,14 +71,10 @@ def test_all_waiters_of_a_failed_sync_are_answered(tmp_path):
     files = FailsWhenTold()
     db = open_small(tmp_path, file_system=files)
     topic = db.create_topic("t")
-    errors = []
 
     def publish():
-        try:
-            while True:
-                topic.append(b"x")
-        except frazil.FrazilError as error:
-            errors.append(error)
+        while True:
+            topic.append(b"x")
 
     async def publish_async():
         wrapped = frazil.AsyncEngine(db).topic("t")
@@ -88,22 +85,13 @@ def test_all_waiters_of_a_failed_sync_are_answered(tmp_path):
 
         return await asyncio.gather(*(one() for _ in range(8)), return_exceptions=True)
 
-    def follow():
-        try:
-            list(topic.tail())
-        except frazil.FrazilError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=publish) for _ in range(4)]
-    threads.append(threading.Thread(target=follow))
-    threads.append(threading.Thread(target=lambda: errors.extend(asyncio.run(publish_async()))))
-    for thread in threads:
-        thread.start()
-    threading.Event().wait(0.1)
-    files.broken = True
-    for thread in threads:
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in threads)
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(publish) for _ in range(4)]
+        waiting.append(pool.submit(list, topic.tail()))
+        tasks = pool.submit(lambda: asyncio.run(publish_async()))
+        threading.Event().wait(0.1)
+        files.broken = True
+        errors = [*(each.exception(60) for each in waiting), *tasks.result(60)]
     assert len(errors) == 4 + 1 + 8
     assert all(isinstance(error, Unavailable | Closed) for error in errors)
     db.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from frazil.errors import InvalidRequest, NotFound, Unavailable
+from tests.integration.engine.objects_world import wait_until
 from tests.integration.engine.opening import open_small
 from tests.support import SimulatedClock
 
@@ -134,42 +135,25 @@ def test_a_query_that_waits_for_an_offset_takes_no_turn(engine):
     """More queries than may run wait for offsets, and another one is answered at once."""
     topic = engine.create_topic("t", {"id": "long"})
     topic.append(id=1)
-    answers = []
-    waiting = [
-        threading.Thread(
-            target=lambda: answers.append(engine.query(COUNT, min_offset=1).rows()), daemon=True
-        )
-        for _ in range(engine.settings.query.concurrency_max + 1)
-    ]
-    for thread in waiting:
-        thread.start()
-    while len(engine.queries()._pool._entered) < len(waiting):
-        time.sleep(0.001)
-    assert engine.query(COUNT).rows() == [(1,)]
-    assert answers == []
-    topic.append(id=2)
-    for thread in waiting:
-        thread.join(60)
-    assert answers == [[(2,)]] * len(waiting)
+    count = engine.settings.query.concurrency_max + 1
+    with ThreadPoolExecutor(count) as pool:
+        waiting = [pool.submit(engine.query, COUNT, min_offset=1) for _ in range(count)]
+        wait_until(lambda: len(engine.queries()._pool._entered) == count)
+        assert engine.query(COUNT).rows() == [(1,)]
+        assert not any(each.done() for each in waiting)
+        topic.append(id=2)
+        assert [each.result(60).rows() for each in waiting] == [[(2,)]] * count
 
 
 def test_waiting_for_an_offset_can_be_cancelled(engine):
     """Cancelling all queries ends those that wait for offsets as well."""
     engine.create_topic("t", {"id": "long"}).append(id=1)
-    failures = []
-
-    def ask():
-        with pytest.raises(Unavailable, match="cancelled") as caught:
-            engine.query(COUNT, min_offset=99)
-        failures.append(caught.value)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    while not engine.queries()._pool._entered:
-        time.sleep(0.001)
-    engine.cancel_queries()
-    thread.join(60)
-    assert len(failures) == 1
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(engine.query, COUNT, min_offset=99)
+        wait_until(lambda: engine.queries()._pool._entered)
+        engine.cancel_queries()
+        with pytest.raises(Unavailable, match="cancelled"):
+            asking.result(60)
     assert engine.queries()._pool._entered == {}
     assert engine.query(COUNT).rows() == [(1,)]
 

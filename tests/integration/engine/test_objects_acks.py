@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
 
 import frazil
-from frazil.errors import FrazilError, InvalidRequest, Unavailable
+from frazil.errors import InvalidRequest, Unavailable
 from tests.integration.engine.objects_world import (
+    give_back,
     open_with_objects,
     registered,
     stored,
+    take_away,
     uploaded_rows,
     wait_until,
 )
@@ -118,16 +120,14 @@ def test_stats_report_a_store_that_is_away(tmp_path):
     with open_with_objects(tmp_path, retry_s=0.1, ack_s=1.0) as db:
         topic = db.create_topic("away")
         topic.append(b"there", ack="uploaded")
-        shutil.move(tmp_path / "store", tmp_path / "elsewhere")
-        (tmp_path / "store").write_bytes(b"no directory")
+        take_away(tmp_path)
         with pytest.raises(Unavailable, match="do not send them again") as caught:
             topic.append(b"late", ack="uploaded")
         assert caught.value.details["outcome"] == "fsynced"
         assert caught.value.details["offset"] == 1
         assert [record["payload"] for record in next(iter(topic.read(1))).records()] == [b"late"]
         topic.append(b"as ever")
-        (tmp_path / "store").unlink()
-        shutil.move(tmp_path / "elsewhere", tmp_path / "store")
+        give_back(tmp_path)
         wait_until(lambda: topic.stats()["uploaded"] == 3)
         assert [row["payload"] for row in uploaded_rows(db, topic)] == [
             b"there",
@@ -171,23 +171,13 @@ def test_a_closing_engine_leaves_nobody_waiting(tmp_path):
     db = open_with_objects(tmp_path, retry_s=0.1, ack_s=600)
     topic = db.create_topic("closing")
     (tmp_path / "store").mkdir(exist_ok=True)
-    shutil.rmtree(tmp_path / "store")
-    (tmp_path / "store").write_bytes(b"no directory")
-    pending = topic.send(b"x", ack="uploaded")
-    answers = []
-
-    def wait():
-        try:
-            answers.append(pending.result())
-        except Unavailable as error:
-            answers.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    db.close()
-    waiting.join(60)
-    assert isinstance(answers[0], Unavailable)
-    assert answers[0].details["outcome"] == "fsynced"
+    take_away(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(topic.send(b"x", ack="uploaded").result)
+        db.close()
+        with pytest.raises(Unavailable) as caught:
+            waiting.result(60)
+    assert caught.value.details["outcome"] == "fsynced"
 
 
 def test_a_waiting_publish_learns_that_its_record_is_written_though_uploads_end(tmp_path):
@@ -195,22 +185,13 @@ def test_a_waiting_publish_learns_that_its_record_is_written_though_uploads_end(
     with open_with_objects(tmp_path, retry_s=0.1) as db:
         topic = db.create_topic("ended")
         topic.append(b"there", ack="uploaded")
-        shutil.move(tmp_path / "store", tmp_path / "elsewhere")
-        (tmp_path / "store").write_bytes(b"no directory")
-        answers = []
-
-        def publish():
-            try:
-                answers.append(topic.append(b"late", ack="uploaded"))
-            except FrazilError as error:
-                answers.append(error)
-
-        waiting = threading.Thread(target=publish)
-        waiting.start()
-        wait_until(topic.runtime.objects.is_asked)
-        db.alter_topic("ended", objects=False)
-        waiting.join(60)
-        assert isinstance(answers[0], Unavailable)
-        assert answers[0].details["outcome"] == "fsynced"
-        assert answers[0].details["offset"] == 1
+        take_away(tmp_path)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(topic.append, b"late", ack="uploaded")
+            wait_until(topic.runtime.objects.is_asked)
+            db.alter_topic("ended", objects=False)
+            with pytest.raises(Unavailable) as caught:
+                waiting.result(60)
+        assert caught.value.details["outcome"] == "fsynced"
+        assert caught.value.details["offset"] == 1
         assert [record["payload"] for record in next(iter(topic.read(1))).records()] == [b"late"]

@@ -9,13 +9,15 @@ import pytest
 
 from frazil.errors import Overloaded
 from tests.integration.engine.objects_world import (
+    forget_log,
+    give_back,
     open_with_objects,
     registered,
+    take_away,
     uploaded_rows,
     wait_until,
 )
 from tests.integration.engine.opening import payloads_of
-from tests.integration.engine.test_objects_moves import forget_log, give_back, take_away
 
 
 def test_the_cap_of_files_stops_publishing_until_the_store_is_back(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,36 +12,17 @@ from frazil.errors import InvalidRequest, NotFound, Overloaded
 from frazil.log import logged_runs
 from frazil.objects import TopicFrames
 from tests.integration.engine.objects_world import (
+    forget_log,
     frames_in,
+    give_back,
     open_with_objects,
     registered,
     stored,
+    take_away,
     uploaded_rows,
     wait_until,
 )
-from tests.integration.engine.opening import payloads_of, rotate, rows_of
-
-
-def take_away(tmp_path):
-    """Put a file where the store should be."""
-    shutil.move(tmp_path / "store", tmp_path / "aside")
-    (tmp_path / "store").write_bytes(b"no directory")
-
-
-def give_back(tmp_path):
-    """Let the store work."""
-    (tmp_path / "store").unlink()
-    shutil.move(tmp_path / "aside", tmp_path / "store")
-
-
-def forget_log(db, topics):
-    """Flush everything and free the log behind it, so that files alone have it."""
-    for topic in topics:
-        topic.runtime.tiers.flush()
-    rotate(db)
-    db.tiers.release()
-    db.upkeep.free()
-    wait_until(lambda: all(topic.runtime.state.start > 0 for topic in topics))
+from tests.integration.engine.opening import payloads_of, rows_of
 
 
 def runs_of(objects, topic_id):

@@ -8,7 +8,7 @@ import pytest
 
 from frazil.errors import InvalidRequest, Unavailable
 from tests.integration.engine.objects_world import open_with_objects, stored
-from tests.integration.engine.test_objects_moves import payloads_of
+from tests.integration.engine.opening import payloads_of
 
 pytestmark = pytest.mark.integration
 

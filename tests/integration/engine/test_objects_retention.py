@@ -7,8 +7,13 @@ import pytest
 from frazil.errors import Conflict, CorruptionError, InvalidRequest, NotFound
 from frazil.metadata import Transaction
 from frazil.objects import descriptor as rows
-from tests.integration.engine.objects_world import open_with_objects, registered, wait_until
-from tests.integration.engine.test_objects_moves import forget_log, payloads_of
+from tests.integration.engine.objects_world import (
+    forget_log,
+    open_with_objects,
+    registered,
+    wait_until,
+)
+from tests.integration.engine.opening import payloads_of
 
 pytestmark = pytest.mark.integration
 

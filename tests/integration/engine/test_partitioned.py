@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import pyarrow as pa
@@ -111,17 +112,15 @@ def test_a_loose_part_is_a_topic_of_its_own(tmp_path):
 def test_topics_are_listed_while_others_are_created(engine):
     """A list never fails because of a topic that is made meanwhile."""
     done = threading.Event()
-    seen = []
 
     def look():
-        while not done.is_set():
-            seen.append(len(engine.topics()))
+        return [len(engine.topics()) for _ in iter(done.is_set, True)]
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    for number in range(60):
-        engine.create_topic(f"t{number}", exist_ok=True)
-    done.set()
-    looking.join()
+    with ThreadPoolExecutor() as pool:
+        looking = pool.submit(look)
+        for number in range(60):
+            engine.create_topic(f"t{number}", exist_ok=True)
+        done.set()
+        seen = looking.result(60)
     assert seen == sorted(seen)
     assert len(engine.topics()) == 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,7 +21,7 @@ RECORD = 50_000
 
 def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path, monkeypatch):
     """Records that cannot be flushed fill memory; the error of the query says why it ended, and it runs later."""
-    flushing, ended = threading.Event(), []
+    flushing = threading.Event()
     flush_set = topic_tiers.flush_set
 
     def held(disk, **options):
@@ -28,25 +29,20 @@ def test_red_ends_a_query_that_runs_and_refuses_the_next(tmp_path, monkeypatch):
         return flush_set(disk, **options)
 
     monkeypatch.setattr(topic_tiers, "flush_set", held)
-    with open_small(tmp_path, memory={"budget_bytes": BUDGET, "wait_s": 0.2}) as db:
+    with (
+        open_small(tmp_path, memory={"budget_bytes": BUDGET, "wait_s": 0.2}) as db,
+        ThreadPoolExecutor() as pool,
+    ):
         topic = db.create_topic("t")
         topic.append(b"x")
-
-        def ask():
-            with pytest.raises(Unavailable) as caught:
-                db.query(ENDLESS, timeout_s=2 * WAIT_S)
-            ended.append(caught.value)
-
-        query = threading.Thread(target=ask)
-        query.start()
+        query = pool.submit(db.query, ENDLESS, timeout_s=2 * WAIT_S)
         wait_until(lambda: len(db.queries().running()) == 1)
         with pytest.raises(Overloaded, match="memory is nearly full"):
             for number in range(2 * BUDGET // RECORD):
                 topic.append(noise(number, RECORD))
-        query.join(WAIT_S)
-        assert [error.details["reason"] for error in ended] == [
-            "memory is short, publishes come first"
-        ]
+        with pytest.raises(Unavailable) as caught:
+            query.result(WAIT_S)
+        assert caught.value.details["reason"] == "memory is short, publishes come first"
         with pytest.raises(Overloaded, match="publishes come first"):
             db.query("SELECT count(*) FROM t")
         flushing.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -116,24 +117,14 @@ def test_many_tries_at_once_write_a_bulk_once(tmp_path):
         topic = create(engine)
         for turn in range(10):
             ids = range(turn * 1500, (turn + 1) * 1500)
-            answers = [None] * 4
             together = threading.Barrier(4)
 
-            def send(number, ids=ids, answers=answers, together=together):
+            def send(_number, ids=ids, together=together):
                 together.wait()
-                try:
-                    answers[number] = topic.append_changes(
-                        bulk(ids, "insert"), producer="p", sequence=ids[0]
-                    )
-                except Exception as error:
-                    answers[number] = error
-                    raise
+                return topic.append_changes(bulk(ids, "insert"), producer="p", sequence=ids[0])
 
-            threads = [threading.Thread(target=send, args=(each,)) for each in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
+            with ThreadPoolExecutor(4) as pool:
+                answers = list(pool.map(send, range(4)))
             assert len(set(answers)) == 1, answers
             assert (answers[0].offset, answers[0].offset_last) == (ids[0], ids[-1])
         assert head(topic) == 15_000

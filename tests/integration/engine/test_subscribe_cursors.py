@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -26,6 +26,7 @@ from frazil.log import format as fmt
 from frazil.model import Ack
 from frazil.subscribe import HOLD_PREFIX
 from frazil.topic import BYTES_MAX, VALUE_BYTES_MAX, StateTag, known_cursors
+from tests.integration.engine.objects_world import wait_until
 from tests.integration.engine.opening import (
     LOG_ALONE,
     apply,
@@ -200,12 +201,7 @@ def test_upkeep_lets_the_hold_follow_by_itself(tmp_path):
         db.cursors.create("t", "s", 0)
         apply(db, [acked("s", (0, 7))]).result()
         db.upkeep.task.make_all_due()
-        waited = threading.Event()
-        for _ in range(500):
-            if holds(db) == {HOLD: 7}:
-                break
-            waited.wait(0.01)
-        assert holds(db) == {HOLD: 7}
+        wait_until(lambda: holds(db) == {HOLD: 7})
         assert db.upkeep.errors == {}
 
 
@@ -316,12 +312,10 @@ def test_many_threads_and_a_loop_ack_at_once(tmp_path):
                 ]
             )
 
-        threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
-        for thread in threads:
-            thread.start()
-        answers = asyncio.run(loop_work())
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            working = pool.map(work, range(4))
+            answers = asyncio.run(loop_work())
+            list(working)
         assert {type(answer) for answer in answers} == {Ack}
         assert db.cursors.load("t") == {"s": CursorState(1200)}
         assert db.log.journal.sync_count - before < 480

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -223,21 +224,13 @@ def test_nothing_is_created_for_a_record_that_cannot_be_stored(tmp_path):
 def test_many_threads_create_one_topic(engine):
     """Eight first records at once make one topic and are all stored."""
     barrier = threading.Barrier(8)
-    errors = []
 
     def publish(number):
         barrier.wait()
-        try:
-            engine.append("t", {"n": number})
-        except frazil.FrazilError as error:
-            errors.append(error)
+        engine.append("t", {"n": number})
 
-    threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(publish, range(8)))
     assert sorted(column_of(engine.topic("t"), "n")) == list(range(8))
 
 
