@@ -1,8 +1,9 @@
 """SendMessage, 1 KiB, answered when it is synced: against servers whose calls do nothing.
 
-One connection, load from another process: one in C, and one on grpc-go, which is what clients
-cost. Each call in flight is a producer of its own, and each message is distinct. All servers run at once and are measured in turn; those that are not measured wait. grpcio's
-side is the faster of its two servers.
+One connection, load from another process: one in C, and one on grpc-go, which is what clients cost.
+Each call in flight is a producer of its own, and each message is distinct. All servers run at once
+and are measured in turn; those that are not measured wait. grpcio's side is the faster of its two
+servers.
 """
 
 from __future__ import annotations

@@ -205,7 +205,8 @@ def _discovery(url: str):
 def _relaying(url: str):
     """Return what a producer and a consumer of the published client need: a relay without a log.
 
-    A message is answered, and given to the consumer that opened its stream last, or to the next one.
+    A message is answered, and given to the consumer that opened its stream last, or to the next
+    one.
     """
     from frazil.serve.danube.messages import parse_send, request_id_reply
     from frazil.serve.danube.proto import danube_pb2 as wire

@@ -1,7 +1,7 @@
 """A stand-in for the tiers above the log: it takes held records over when they are old enough.
 
-It is a `HistorySource`: it writes records to Arrow IPC files next to the journal and syncs them before
-the log may free them.
+It is a `HistorySource`: it writes records to Arrow IPC files next to the journal and syncs them
+before the log may free them.
 """
 
 from __future__ import annotations

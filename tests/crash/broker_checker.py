@@ -1,8 +1,9 @@
 """A process that compares the clients' ledgers with each other and with the topic they used.
 
-Arguments: the ledgers' directory, the data directory, the topic, that of its dead letters. The broker
-must have ended. Prints one line of JSON: counts, and under `broken` every promise that was not kept,
-with the first cases.
+Arguments: the ledgers' directory, the data directory, the topic, that of its dead letters. The
+    broker
+must have ended. Prints one line of JSON: counts, and under `broken` every promise that was not
+kept, with the first cases.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Arguments: the ledgers' directory, this process's name, and a JSON object of `url`, `topic`,
 `producers` (names), `consumers` (subscription, type, name, habit) and `seed`. On stdin `drain` lets
 the producers finish their record and the consumers nack nothing more; the end of stdin ends it all.
-A consumer whose habit is `late` acks nothing before that; one that `refuses` nacks some records each
-time, to the end.
+A consumer whose habit is `late` acks nothing before that; one that `refuses` nacks some records
+each time, to the end.
 
 The client's methods that try, open and receive are wrapped where they are called, to write down
 what they do; what they do is the same, with one exception: while nobody listens, the client asks

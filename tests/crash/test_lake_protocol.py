@@ -1,7 +1,7 @@
 """The commit protocol in a world where everything fails: no record is lost, none is there twice.
 
-The commit module is the real one; the five calls are made on tables in memory, which fail, land late
-and are changed by others. `FRAZIL_TEST_LAKE_SEEDS` sets how many lives are tried.
+The commit module is the real one; the five calls are made on tables in memory, which fail, land
+late and are changed by others. `FRAZIL_TEST_LAKE_SEEDS` sets how many lives are tried.
 """
 
 from __future__ import annotations

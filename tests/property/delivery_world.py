@@ -1,6 +1,7 @@
 """Random lives of the layer above dispatch, in virtual time: reads, dead letters, resets.
 
-The subscription, its feed, cache, dead letters and dispatch are the product's; the tiers, the journal and the dead-letter topic are stand-ins that fail, refuse and dawdle.
+The subscription, its feed, cache, dead letters and dispatch are the product's; the tiers, the
+journal and the dead-letter topic are stand-ins that fail, refuse and dawdle.
 `python -m tests.property.delivery_world --seed N` repeats one life and tells what happened.
 """
 

@@ -116,8 +116,8 @@ class EngineMachine(RuleBasedStateMachine):
 EngineMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
-# A failure is shrunk for up to five minutes: a time-out in the middle of that would hide what failed
-# behind a complaint of hypothesis about a test that does not repeat itself.
+# A failure is shrunk for up to five minutes: a time-out in the middle of that would hide what
+# failed behind a complaint of hypothesis about a test that does not repeat itself.
 @pytest.mark.timeout(600)
 class TestEngine(EngineMachine.TestCase):
     """Whatever is called in whatever order, reads equal the model."""

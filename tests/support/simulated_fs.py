@@ -1,7 +1,8 @@
 """A file system in memory that knows what a power loss may leave of it.
 
-The names (`simulated_names`) have, like the contents (`simulated_inode`), a visible and a durable state
-with pending changes in between: `sync` makes a file's content and size durable but not its name,
+The names (`simulated_names`) have, like the contents (`simulated_inode`), a visible and a durable
+state with pending changes in between: `sync` makes a file's content and size durable but not its
+name,
 `sync_directory` makes names durable but not contents. `crash_clone(seed)` is one of the states a
 disk may hold after power loss; `kill_clone()` is what a killed process leaves.
 

@@ -108,8 +108,8 @@ class SimulatedStore:
             seed: of everything that is left to chance.
             rates: how likely each fault is in a call that can have it.
             latency_s: what a call takes.
-            on_step: called with `"<verb> <moment>"` at every moment at which a broker may die: `asked`,
-                `sent` (a piece), `done` (the store has it), `answered`. It may raise.
+            on_step: called with `"<verb> <moment>"` at every moment at which a broker may die:
+                `asked`, `sent` (a piece), `done` (the store has it), `answered`. It may raise.
         """
         self.objects: dict[str, StoredObject] = {}
         self.written: list[tuple[str, int]] = []

@@ -22,8 +22,8 @@ def parquet_batches(
     """Yield the rows of a Parquet file in batches of at most `rows_max`.
 
     Raises:
-        InvalidRequest: if it is no Parquet file, is cut short or damaged; the details have the first
-            row that is missing.
+        InvalidRequest: if it is no Parquet file, is cut short or damaged; the details have the
+            first row that is missing.
     """
     import pyarrow.parquet as pq
 

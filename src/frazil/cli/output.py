@@ -1,8 +1,8 @@
 """Values for people and programs: JSON on stdout, tables, and notes on stderr.
 
 JSON has no bytes, times or NaN. Bytes are text if they are valid UTF-8, else {"base64": "..."};
-times and intervals are ISO 8601; decimals are strings; NaN and the infinities are the strings "NaN",
-"Infinity" and "-Infinity"; maps are objects.
+times and intervals are ISO 8601; decimals are strings; NaN and the infinities are the strings
+"NaN", "Infinity" and "-Infinity"; maps are objects.
 
 CSV has these forms, too. A null is an empty cell; an empty text is "", as PostgreSQL writes them.
 """

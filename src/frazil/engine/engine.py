@@ -410,7 +410,7 @@ class Engine(Instance):
             if not self.closed:
                 self._indexer.topic_changed(self.log.journal)
 
-    # -- topics ---------------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------------------
 
     @overload
     def create_topic(

@@ -1,7 +1,7 @@
 """Bind a topic to its table: create it with everything the protocol needs, or check it.
 
-Done by PyIceberg, without Spark, before the first plan. Binding again, from two programs at once, or
-after a crash in the middle comes to the same: what is there is checked, what is missing is made.
+Done by PyIceberg, without Spark, before the first plan. Binding again, from two programs at once,
+or after a crash in the middle comes to the same: what is there is checked, what is missing is made.
 """
 
 from __future__ import annotations

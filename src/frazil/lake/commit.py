@@ -92,8 +92,8 @@ class CommitResult(msgspec.Struct, kw_only=True):
     """What became of a plan. `ends` is where the table stands, whatever the state.
 
     `committed` and `already`: the plan is in the table. `replan`: the table stands below it; make
-    another from `ends`. `stopped`: an operator has to decide, `reason` is a machine word and `message`
-    a sentence. `contended`: others commit all the time; try again in a minute.
+    another from `ends`. `stopped`: an operator has to decide, `reason` is a machine word and
+    `message` a sentence. `contended`: others commit all the time; try again in a minute.
     """
 
     state: Literal["committed", "already", "replan", "stopped", "contended"]

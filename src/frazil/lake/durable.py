@@ -178,7 +178,8 @@ class _Sync:
             return True
         if not self._file(path, size):
             return False
-        # Hadoop keeps a checksum file for each file, and refuses to read a file that does not match.
+        # Hadoop keeps a checksum file for each file, and refuses to read a file that does not
+        # match.
         directory, name = os.path.split(path)
         self._file(os.path.join(directory, f".{name}.crc"), None)
         return True

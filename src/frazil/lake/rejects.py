@@ -7,8 +7,8 @@ offsets (`frazil.lake.iceberg`). A range covers the accepted records between two
 settling all of them is one range.
 
 `replay` publishes a record under an idempotent producer named after the reject and marks it after
-the ack. A crash in between leaves the reject open; replayed again, the topic drops the duplicate, as
-long as it remembers the producer (`topics.producers`).
+the ack. A crash in between leaves the reject open; replayed again, the topic drops the duplicate,
+as long as it remembers the producer (`topics.producers`).
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class TableDefinition:
     `schema` are the topic's columns at `schema_version`, with their ids: of the first records that
     go into a new table. `parts` is how many parts a partitioned topic has, 0 for one without.
     `begin` is where the binding begins; nothing below it goes into the table. `sort_by` are the
-    names of columns that a rewrite of the table sorts by. `root` is the directory of its files; each
-    table has a directory of its own in it.
+    names of columns that a rewrite of the table sorts by. `root` is the directory of its files;
+    each table has a directory of its own in it.
     """
 
     topic: str

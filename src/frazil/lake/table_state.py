@@ -1,8 +1,8 @@
 """Load a table's state: how far it has come, by one version of its metadata.
 
-The highest watermark in the summaries of `main`'s ancestors counts. If another program expired all of
-those snapshots, the highest `_offset` of the live files counts: from their bounds, or by reading the
-column where a file has no bound or has rows of several parts.
+The highest watermark in the summaries of `main`'s ancestors counts. If another program expired all
+of those snapshots, the highest `_offset` of the live files counts: from their bounds, or by reading
+the column where a file has no bound or has rows of several parts.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class LakeTopic:
         ]
         return min([*staged, self._newest()])
 
-    # -- calls of the runtime -----------------------------------------------------------------------
+    # -- calls of the runtime ----------------------------------------------------------------------
 
     def load(self) -> None:
         """Load what an earlier process left: overrides, and a plan whose outcome is unknown."""
@@ -473,7 +473,8 @@ class LakeTopic:
 
     def _send(self, plan: Plan, now: float) -> None:
         if not self._lake.plans.keep(self.uid, plan):
-            # A damaged file was written again under another name: make another plan from the table's watermark.
+            # A damaged file was written again under another name: make another plan from the
+            # table's watermark.
             self._drop_plan()
             self._more = True
             return

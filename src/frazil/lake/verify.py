@@ -1,8 +1,8 @@
 """Verify a topic's table: what is asked of the worker, and what its answer means.
 
-The table must have each offset once, in the rows or the rejects, each snapshot's counts must add up,
-and rows that the disk tier still has must be equal. Rows that others deleted are listed and are no
-damage.
+The table must have each offset once, in the rows or the rejects, each snapshot's counts must add
+up, and rows that the disk tier still has must be equal. Rows that others deleted are listed and are
+no damage.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The lake worker: the process that runs Spark for an engine, and nothing without it.
 
-It is stateless. The engine plans, persists and releases; the worker commits the plan it is given, and
-whatever it was at when it died is looked at and done again by the next one. Its main thread reads
-the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it, when
-the socket does.
+It is stateless. The engine plans, persists and releases; the worker commits the plan it is given,
+and whatever it was at when it died is looked at and done again by the next one. Its main thread
+reads the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it,
+when the socket does.
 
     python -m frazil.lake.worker --socket DESCRIPTOR --epoch N
 """

@@ -1,7 +1,7 @@
 """What a lake worker does: the operations of requests, and the threads that run them.
 
-The engine imports this module too, so it imports neither Spark nor what an operation needs before it
-is asked for. One operation at a time runs for a table.
+The engine imports this module too, so it imports neither Spark nor what an operation needs before
+it is asked for. One operation at a time runs for a table.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ def frame_buffers(
     """Encode one frame as head, payload and padding to write one after another, and its size.
 
     The payload is not copied. The CRC covers the whole body, offset and length, payload first, so
-    that a producer can sum a large payload (`payload_crc`) before its offset is known. The head has a
-    checksum of its own besides, so that damage to a payload leaves its offset range known.
+    that a producer can sum a large payload (`payload_crc`) before its offset is known. The head has
+    a checksum of its own besides, so that damage to a payload leaves its offset range known.
     """
     runs_bytes = len(runs)
     padding = _PADDING[-payload_bytes & 7]

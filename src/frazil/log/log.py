@@ -68,9 +68,9 @@ class Log:
     def free(self, count: int) -> list[Segment]:
         """Free the oldest `count` segments unless a reader has pinned records of them since.
 
-        Runs on the journal's thread and holds `pinning`: checking the pins, making the frame durable
-        and detaching the segments are one step. Returns the detached segments, none if a pin
-        prevents it. The caller unlinks them.
+        Runs on the journal's thread and holds `pinning`: checking the pins, making the frame
+        durable and detaching the segments are one step. Returns the detached segments, none if a
+        pin prevents it. The caller unlinks them.
         """
         gone: list[Segment] = self.queue.call(lambda: self._free(count))
         return gone

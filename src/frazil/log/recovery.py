@@ -293,7 +293,8 @@ class Survey:
             if scan.synced > fault.lsn_before:
                 continue
             if fault.position < found.header.initial_length:
-                # These bytes were synced before the segment got its name: nothing there can be torn.
+                # These bytes were synced before the segment got its name: nothing there can be
+                # torn.
                 continue
             if not fault.zero or fault.lsn_after:
                 found.torn_from = fault.position

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdStore"]
 
-# The servers take 128 conditions, steps and reads each, and 1.5 MiB in all, unless configured otherwise.
+# The servers take 128 conditions, steps and reads each, and 1.5 MiB in all, unless configured
+# otherwise.
 OPERATIONS_MAX: Final = 120
 BYTES_MAX: Final = (1 << 20) + (64 << 10)
 PAGE_ENTRIES_FIRST: Final = 32

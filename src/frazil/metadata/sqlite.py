@@ -65,7 +65,8 @@ class SqliteStore(LocalStore):
         """Open the file at `path`, or make it; a new one is durable on return.
 
         Args:
-            path: absolute; its directory must exist. `path` + "-journal" and `path` + "-lock" belong to it.
+            path: absolute; its directory must exist. `path` + "-journal" and `path` + "-lock"
+                belong to it.
             file_system: where the file is.
             clock: for leases.
 

@@ -549,7 +549,8 @@ def _word(value: str | SecretText, setting: str) -> str:
     """Return a setting that goes into the head of requests.
 
     Raises:
-        InvalidRequest: if it cannot: a line's end that came with a secret, or a letter beyond ASCII.
+        InvalidRequest: if it cannot: a line's end that came with a secret, or a letter beyond
+            ASCII.
     """
     text = resolve(value, setting=f"objects.{setting}")
     if not _is_word(text):

@@ -58,7 +58,7 @@ class ByteRange(NamedTuple):
     length: int
 
 
-# -- the index of an object -------------------------------------------------------------------------
+# -- the index of an object ------------------------------------------------------------------------
 
 
 class ObjectIndex:
@@ -112,7 +112,7 @@ class ObjectIndex:
         return min(later, default=self.descriptor.end)
 
 
-# -- frames in fetched bytes ------------------------------------------------------------------------
+# -- frames in fetched bytes -----------------------------------------------------------------------
 
 
 class Damage(NamedTuple):

@@ -254,7 +254,7 @@ def _runs_of(frame: Frame) -> bytes:
     return frame.buffer[frame.start - frame.head.runs * fmt.RUN.size : frame.start]
 
 
-# -- the journal -------------------------------------------------------------------------------------
+# -- the journal -----------------------------------------------------------------------------------
 
 
 def _write_journal(

@@ -194,7 +194,7 @@ class ObjectBuilder:
         )
 
 
-# -- verification ------------------------------------------------------------------------------------
+# -- verification ----------------------------------------------------------------------------------
 
 
 def find_written(store: ObjectStore, intent: Intent) -> Descriptor | None:
@@ -248,7 +248,7 @@ def _get(store: ObjectStore, key: str, start: int, length: int) -> bytes:
     return data
 
 
-# -- uploads -----------------------------------------------------------------------------------------
+# -- uploads ---------------------------------------------------------------------------------------
 
 
 class Trouble(NamedTuple):

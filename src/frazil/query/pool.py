@@ -2,10 +2,10 @@
 
 A query enters, waits for the offsets that it wants to see, and is admitted to a slot.
 
-Each query gets a connection of its own to a locked instance of DuckDB, which is closed after it,
-so that nothing of one query is left for the next. Threads and memory belong to the instance: all
-queries share one and what it has, unless each is to have its own part of the memory. Then there is an
-instance for each slot.
+Each query gets a connection of its own to a locked instance of DuckDB, which is closed after it, so
+that nothing of one query is left for the next. Threads and memory belong to the instance: all
+queries share one and what it has, unless each is to have its own part of the memory. Then there is
+an instance for each slot.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A call that changes something returns a `Planned`: the reply, and the entries to write. Nothing has
 changed yet. `SchemaStore` makes the entries durable, in their order, and then commits the plan, one
-plan at a time; so no caller sees a schema that a crash could take back. The state changes by entries
+plan at a time; so no caller sees a schema that a crash could take back. The state changes by
+entries
 alone: the same entries make the same registry, in any order of keys.
 """
 

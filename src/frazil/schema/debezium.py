@@ -6,11 +6,10 @@
 
 `c` is an insert, `r` (a snapshot's row) an upsert, `u` an update of the columns that `after` has,
 `d` a delete. An update whose `before` has another key names the new one among its columns: the row
-moves, `ChangeCodec.prepare_update` takes it. A tombstone (no value) gives nothing, for the delete came
-before it; so does `m`, a message of no table. An event may come with its schema
-(`{"schema", "payload"}`) or without. With it, dates, times and decimals
-are read as their logical types say; without it, a number counts in the column's unit and a text
-holds digits.
+moves, `ChangeCodec.prepare_update` takes it. A tombstone (no value) gives nothing, for the delete
+came before it; so does `m`, a message of no table. An event may come with its schema (`{"schema",
+"payload"}`) or without. With it, dates, times and decimals are read as their logical types say;
+without it, a number counts in the column's unit and a text holds digits.
 """
 
 from __future__ import annotations

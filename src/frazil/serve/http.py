@@ -1,8 +1,8 @@
 """The HTTP port: `/healthz`, `/readyz`, `/metrics`, and calls of administration as JSON.
 
-starlette and uvicorn do the protocol. This module bounds what a client may take (connections, bytes,
-time), answers only requests that name this machine while the port is on loopback, and takes JSON
-only where it is declared as such, which a page of another site in a browser cannot do.
+starlette and uvicorn do the protocol. This module bounds what a client may take (connections,
+bytes, time), answers only requests that name this machine while the port is on loopback, and takes
+JSON only where it is declared as such, which a page of another site in a browser cannot do.
 """
 
 from __future__ import annotations

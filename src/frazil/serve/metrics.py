@@ -1,9 +1,9 @@
 """Every metric, and the path of its value among the facts.
 
 Facts are one tree, read when somebody asks: `engine` is `Engine.stats()`, `process` what the system
-says of the process, `ports` the counters of each listener by name, `guard` is `Guard.stats()`, `http`
-the HTTP port's own counters, `subscriptions` and `schemas` what the broker counts of them. What is
-not there is left out.
+says of the process, `ports` the counters of each listener by name, `guard` is `Guard.stats()`,
+`http` the HTTP port's own counters, `subscriptions` and `schemas` what the broker counts of them.
+What is not there is left out.
 
 Names end in their unit, counters in `_total`; times are seconds, sizes bytes, shares 0 to 1. No
 label is a topic, key, offset, client or anything else that others than we choose.

@@ -134,7 +134,8 @@ class Cursors:
 
         With `is_alone` nothing else is submitted in this turn of the waiter's loop, and this
         thread, which is the loop's, may write them itself. The waiter is settled with an `Ack` when
-        all of the changes are durable, in the group of whatever else waits. If it gets an error without `outcome="unknown"` none of them was
+        all of the changes are durable, in the group of whatever else waits. If it gets an error
+        without `outcome="unknown"` none of them was
         written: `Overloaded` beyond a cursor's bounds, `Unavailable` without any room on the disk.
 
         Raises:

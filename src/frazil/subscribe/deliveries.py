@@ -341,8 +341,9 @@ class Deliveries:
 def _put(runtime: TopicRuntime, start: Start, offset: int, put: Callable[[int], None]) -> int:
     """Put a subscription at the offset that a start means, or meant a moment ago; return where.
 
-    A start by time is looked up in files and objects, so nothing is locked meanwhile, and the oldest
-    records may go. Then the first record that is left is meant, unless the start is an offset.
+    A start by time is looked up in files and objects, so nothing is locked meanwhile, and the
+    oldest records may go. Then the first record that is left is meant, unless the start is an
+    offset.
 
     Raises:
         InvalidRequest: if the place is not among the topic's records.

@@ -1,7 +1,7 @@
 """The lag of a subscription: in records, in bytes, and the age of its oldest record.
 
-Offsets are dense but for gaps, which hold no record: they are no part of a lag. A crash of a topic that
-is not synced with each record leaves a gap of a million offsets.
+Offsets are dense but for gaps, which hold no record: they are no part of a lag. A crash of a topic
+that is not synced with each record leaves a gap of a million offsets.
 """
 
 from __future__ import annotations

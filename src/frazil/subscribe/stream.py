@@ -1,9 +1,9 @@
 """Subscriptions in a program: deliveries to iterate over, each with its ack.
 
-Records come on the loop's thread and wait in an `Inbox`, a bounded number of them; taking them makes
-room for more. A delivery is the program's until it is acked, given back or over: its time was up,
-its stream was closed, or the subscription was reset. A delivery that is over has no effect, and one
-that the program has not taken by then is removed from the inbox.
+Records come on the loop's thread and wait in an `Inbox`, a bounded number of them; taking them
+makes room for more. A delivery is the program's until it is acked, given back or over: its time was
+up, its stream was closed, or the subscription was reset. A delivery that is over has no effect, and
+one that the program has not taken by then is removed from the inbox.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def _came(runtime: TopicRuntime, offset: int, timeout_s: float) -> bool:
 def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Offsets:
     """Yield each topic or part with the offset that an option names, and where a look back ends.
 
-    An ack stands for its last offset, which a look back sees; it does not see the offset of a number.
+    An ack stands for its last offset, which a look back sees; it does not see the offset of a
+    number.
     """
     if isinstance(wanted, Mapping):
         for name, own in wanted.items():

@@ -175,7 +175,8 @@ class TopicRuntime:
             self.state.waiters.append(woken.set)
             left = deadline - self.clock.monotonic()
             if self.state.durable <= offset and (left <= 0 or not woken.wait(left)):
-                # Only a record takes the waiter out of the list: a quiet topic would keep it for ever.
+                # Only a record takes the waiter out of the list: a quiet topic would keep it for
+                # ever.
                 with contextlib.suppress(ValueError):
                     self.state.waiters.remove(woken.set)
                 return False

@@ -1,6 +1,7 @@
 """The data port of a `frazil serve` process, row by row of the protocol's page.
 
-Producers, discovery, health checks and storage; consumers have a table of their own. Texts are the page's.
+Producers, discovery, health checks and storage; consumers have a table of their own. Texts are the
+page's.
 """
 
 from __future__ import annotations

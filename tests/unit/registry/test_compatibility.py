@@ -19,7 +19,7 @@ def reasons(kind, old, new, mode="backward"):
     return compare(read_definition(kind, old), read_definition(kind, new), mode)
 
 
-# -- JSON Schema: Danube's rule ---------------------------------------------------------------------
+# -- JSON Schema: Danube's rule --------------------------------------------------------------------
 
 INT, TEXT = {"type": "integer"}, {"type": "string"}
 
@@ -77,7 +77,7 @@ def test_json_reasons_name_the_place():
     )
 
 
-# -- Avro: the specification's schema resolution ----------------------------------------------------
+# -- Avro: the specification's schema resolution ---------------------------------------------------
 
 
 def record(*fields, name="P", **more):
@@ -234,7 +234,7 @@ def test_a_chain_of_avro_records_longer_than_the_stack_is_compared():
     assert found == ("backward: at $.x: the reader's int does not read string",)
 
 
-# -- Protobuf: numbers, types and labels ------------------------------------------------------------
+# -- Protobuf: numbers, types and labels -----------------------------------------------------------
 
 SCALARS = [
     *("double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string"),

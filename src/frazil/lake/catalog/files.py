@@ -256,7 +256,8 @@ def purge(
     """Delete what a dropped table's metadata names below its own location; return how many files.
 
     Nothing is deleted if another table's metadata is below the location too, or if the table's
-    location is not below the warehouse: its files may then belong to another table. With the property
+    location is not below the warehouse: its files may then belong to another table. With the
+    property
     `gc.enabled` false, data files stay.
     """
     home = str(dropped.metadata["location"])

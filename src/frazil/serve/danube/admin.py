@@ -1,10 +1,11 @@
 """Administration: topics, subscriptions, namespaces and the broker, as the admin port has them.
 
 `CreatePartitionedTopic` makes one partitioned topic of the engine. Its parts have the names that
-clients expect, `<topic>-part-<i>`, and to producers, consumers and `TopicPartitions` each is a topic
-like any other. But all of them are made, and deleted, by one decision that no crash can cut in
-half, and in the lake the whole is one table, where as many topics as parts would be as many tables.
-What parts share is their identity, so that one setting of a subscription counts for all of them.
+clients expect, `<topic>-part-<i>`, and to producers, consumers and `TopicPartitions` each is a
+topic like any other. But all of them are made, and deleted, by one decision that no crash can cut
+in half, and in the lake the whole is one table, where as many topics as parts would be as many
+tables. What parts share is their identity, so that one setting of a subscription counts for all of
+them.
 
 No call holds up the loop: what waits for the journal waits in a thread.
 """

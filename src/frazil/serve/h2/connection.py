@@ -551,8 +551,8 @@ class Connection:
 
     # -- floods ----------------------------------------------------------------------------------
 
-    # Clients answer data with pings (to measure the round trip) and window updates: when an allowance
-    # is used up, each DATA frame that was sent meanwhile grants one more.
+    # Clients answer data with pings (to measure the round trip) and window updates: when an
+    # allowance is used up, each DATA frame that was sent meanwhile grants one more.
 
     def _count(self, what: str, count: int = 1) -> None:
         for _ in range(count):

@@ -1,8 +1,8 @@
 """Parquet files through the file seam: writing row group by row group, reading, and their facts.
 
-All bytes that pyarrow reads or writes go through `frazil.fs`, so that tests can simulate crashes and
-faults of the disk. Pages carry checksums, which every read verifies; the checksums of the footer
-and of the whole file are kept outside the file. `docs/internals/disk.md` has the layout.
+All bytes that pyarrow reads or writes go through `frazil.fs`, so that tests can simulate crashes
+and faults of the disk. Pages carry checksums, which every read verifies; the checksums of the
+footer and of the whole file are kept outside the file. `docs/internals/disk.md` has the layout.
 """
 
 from __future__ import annotations
