@@ -69,6 +69,22 @@ def request_for(path, *, topic=TOPIC):
     return request.SerializeToString()
 
 
+@pytest.fixture
+def made():
+    """Return a guard with authentication, and its clock."""
+    return make_guard()
+
+
+@pytest.fixture
+def guard(made):
+    return made[0]
+
+
+@pytest.fixture
+def clock(made):
+    return made[1]
+
+
 # -- every call ----------------------------------------------------------------------------------
 
 
@@ -130,9 +146,8 @@ def test_each_role_opens_exactly_its_calls():
     assert allowed_to("nothing") == set()
 
 
-def test_a_call_that_is_not_in_the_table_is_not_served():
+def test_a_call_that_is_not_in_the_table_is_not_served(guard, clock):
     """An rpc that somebody adds without a line in the table stays shut, to admins too."""
-    guard, clock = make_guard()
     found = ask(guard, "/danube_admin.SecurityAdmin/DropAll", b"", token("admin", clock))
     assert found[0] is Code.UNIMPLEMENTED
 
@@ -140,9 +155,8 @@ def test_a_call_that_is_not_in_the_table_is_not_served():
 # -- the resource is the request's own -----------------------------------------------------------
 
 
-def test_a_send_is_judged_by_its_producer_and_not_by_the_name_beside_it():
+def test_a_send_is_judged_by_its_producer_and_not_by_the_name_beside_it(guard, clock):
     """Who may produce to one topic cannot use another's producer by writing its own topic."""
-    guard, clock = make_guard()
     assert ask(guard, SEND, send(), token("writer", clock)) is None
     assert ask(guard, SEND, send(topic="/other/x"), token("writer", clock)) is None
     code, text = ask(guard, SEND, send(topic="/other/x"), token("elsewhere", clock))
@@ -150,9 +164,8 @@ def test_a_send_is_judged_by_its_producer_and_not_by_the_name_beside_it():
     assert "produce on topic /default/orders" in text
 
 
-def test_unknown_ids_get_the_protocols_answer():
+def test_unknown_ids_get_the_protocols_answer(guard, clock):
     """An id that does not exist is NOT_FOUND with the protocol's text, once the caller is known."""
-    guard, clock = make_guard()
     header = token("writer", clock)
     assert ask(guard, SEND, send(9), header) == (
         Code.NOT_FOUND,
@@ -161,9 +174,8 @@ def test_unknown_ids_get_the_protocols_answer():
     assert ask(guard, SEND, send(9))[0] is Code.UNAUTHENTICATED
 
 
-def test_an_unknown_consumer_hears_so_from_its_handler():
+def test_an_unknown_consumer_hears_so_from_its_handler(guard, clock):
     """The handler takes its time to say so; who may consume nothing does not get that far."""
-    guard, clock = make_guard()
     message = data.ReceiveRequest(consumer_id=8).SerializeToString()
     assert ask(guard, RECEIVE, message, token("reader", clock)) is None
     for name in ("writer", "nothing"):
@@ -172,9 +184,8 @@ def test_an_unknown_consumer_hears_so_from_its_handler():
     assert ask(guard, RECEIVE, message)[0] is Code.UNAUTHENTICATED
 
 
-def test_dead_letters_need_the_right_to_produce_them():
+def test_dead_letters_need_the_right_to_produce_them(guard, clock):
     """An admin cannot let the broker write where the admin may not."""
-    guard, clock = make_guard()
     policy = admin.SubscriptionFailurePolicy(dead_letter_topic="/default/dead")
     plain = admin.SetSubscriptionFailurePolicyRequest(topic=TOPIC, subscription="s")
     with_letters = admin.SetSubscriptionFailurePolicyRequest(
@@ -188,9 +199,8 @@ def test_dead_letters_need_the_right_to_produce_them():
 
 
 @pytest.mark.parametrize("name", ["", "orders", "/default", "/a/b/c", "/default/a.b"])
-def test_a_malformed_name_is_an_invalid_argument(name):
+def test_a_malformed_name_is_an_invalid_argument(name, guard, clock):
     """It gets the protocol's text and never reaches the handler."""
-    guard, clock = make_guard()
     message = data.ProducerRequest(topic_name=name).SerializeToString()
     assert ask(guard, CREATE, message, token("admin", clock)) == (
         Code.INVALID_ARGUMENT,
@@ -200,9 +210,8 @@ def test_a_malformed_name_is_an_invalid_argument(name):
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 2_000_000, "a\n", "*"])
 @pytest.mark.parametrize("who", ["admin", "writer", "nothing"])
-def test_what_is_no_name_is_refused_before_the_roles_are_asked(who, name):
+def test_what_is_no_name_is_refused_before_the_roles_are_asked(who, name, guard, clock):
     """Subjects and namespaces, as topics: the text is short, and nothing of it is remembered."""
-    guard, clock = make_guard()
     for path, request in (
         (REGISTER, schema.RegisterSchemaRequest(subject=name)),
         (CREATE_NAMESPACE, admin.NamespaceRequest(name=name)),
@@ -213,9 +222,8 @@ def test_what_is_no_name_is_refused_before_the_roles_are_asked(who, name):
     assert not guard._credentials.roles._decided
 
 
-def test_nothing_is_remembered_of_who_has_no_grant():
+def test_nothing_is_remembered_of_who_has_no_grant(guard, clock):
     """A token alone, good as it is, takes no room: what is denied is not kept."""
-    guard, clock = make_guard()
     header = token("nothing", clock)
     for number in range(100):
         request = schema.RegisterSchemaRequest(subject=f"s{number}")
@@ -225,18 +233,16 @@ def test_nothing_is_remembered_of_who_has_no_grant():
 
 
 @pytest.mark.parametrize("path", [SEND, ACK, CREATE])
-def test_a_request_that_cannot_be_read_is_an_invalid_argument(path):
+def test_a_request_that_cannot_be_read_is_an_invalid_argument(path, guard, clock):
     """Neither garbage nor a missing msg_id is passed on."""
-    guard, clock = make_guard()
     for message in (b"\xff\xff\xff", b"\x0a\x05a", b""):
         found = ask(guard, path, message, token("writer", clock))
         assert found[0] is Code.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("path", sorted(RPCS))
-def test_random_bytes_have_a_status_of_the_protocol(path):
+def test_random_bytes_have_a_status_of_the_protocol(path, guard, clock):
     """Behind good credentials no request is a bug of the guard."""
-    guard, clock = make_guard()
     draw = random.Random(20_261_116)
     codes = {None, Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.PERMISSION_DENIED}
     for size in (1, 3, 17, 200):
@@ -244,18 +250,16 @@ def test_random_bytes_have_a_status_of_the_protocol(path):
         assert (found and found[0]) in codes
 
 
-def test_a_long_text_is_cut():
+def test_a_long_text_is_cut(guard, clock):
     """A refusal does not give a flood of text back."""
-    guard, clock = make_guard()
     message = data.ProducerRequest(topic_name="/default/" + "x" * 100_000).SerializeToString()
     assert len(ask(guard, CREATE, message, token("reader", clock))[1]) <= 512
     message = data.ProducerRequest(topic_name="x" * 100_000).SerializeToString()
     assert len(ask(guard, CREATE, message, token("reader", clock))[1]) <= 512
 
 
-def test_two_writings_of_one_name_are_one_topic():
+def test_two_writings_of_one_name_are_one_topic(guard, clock):
     """A name written with combining marks is judged as the engine will read it."""
-    guard, clock = make_guard()
     guard.replace(
         credentials(
             'roles: {r: [{actions: [produce], topics: ["caf\u00e9"]}]}\nprincipals: {"user:w": [r]}'
@@ -270,9 +274,8 @@ def test_two_writings_of_one_name_are_one_topic():
 # -- time and change -----------------------------------------------------------------------------
 
 
-def test_a_token_ends_although_it_is_remembered():
+def test_a_token_ends_although_it_is_remembered(guard, clock):
     """A token that was taken a moment ago is refused when its time is over; a stream notices."""
-    guard, clock = make_guard()
     call = FakeCall(SEND, send(), {"authorization": token("writer", clock, lives_s=10)})
     assert guard(call) is None
     clock.advance(9.0)
@@ -283,27 +286,24 @@ def test_a_token_ends_although_it_is_remembered():
     assert guard(call) == (Code.UNAUTHENTICATED, "Invalid token")
 
 
-def test_replaced_credentials_count_at_once():
+def test_replaced_credentials_count_at_once(guard):
     """A key that is taken out of the file is refused with the next call."""
-    guard, _ = make_guard()
     header = f"Bearer {KEY.text}"
     assert ask(guard, SEND, send(), header) is None
     guard.replace(credentials("roles: {}"))
     assert ask(guard, SEND, send(), header) == (Code.UNAUTHENTICATED, "Invalid token")
 
 
-def test_the_caller_is_known_to_handlers():
+def test_the_caller_is_known_to_handlers(guard, clock):
     """`principal_of` returns the caller's principal."""
-    guard, clock = make_guard()
     call = FakeCall(SEND, send(), {"authorization": token("writer", clock)})
     assert guard.principal_of(call) == Principal("user", "writer")
     assert guard.principal_of(FakeCall(SEND)) is None
     assert make_guard(enabled=False)[0].principal_of(call) == ANONYMOUS
 
 
-def test_a_caller_is_admitted_before_the_message_is_read():
+def test_a_caller_is_admitted_before_the_message_is_read(guard, clock):
     """`admit` counts and asks who it is, whatever is in the message; grants are `check`ed later."""
-    guard, clock = make_guard()
     call = FakeCall("/somewhere", b"\xff", {"authorization": token("nothing", clock)})
     assert guard.admit(call) is None
     assert guard.admit(FakeCall("/somewhere"))[0] is Code.UNAUTHENTICATED
@@ -399,9 +399,8 @@ def test_clients_are_addresses_without_ports(peer, client):
     assert client_of(peer) == client
 
 
-def test_a_producer_of_an_earlier_life_is_judged_by_its_own_topic():
+def test_a_producer_of_an_earlier_life_is_judged_by_its_own_topic(guard, clock):
     """The id proves the topic beside it; with another name or topic it is nobody's."""
-    guard, clock = make_guard()
 
     def sent(name="earlier", topic=TOPIC):
         msg_id = data.MsgID(producer_id=EARLIER_ID, topic_name=topic)

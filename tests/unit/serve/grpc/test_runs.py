@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,9 +74,14 @@ def asked(client, *messages, fields=REQUEST):
     return [client.call(2 * at + 1, each, fields) for at, each in enumerate(messages)]
 
 
-def test_calls_that_come_together_are_one_run():
+@pytest.fixture
+def client():
+    """Return a client whose calls are echoed."""
+    return Client()
+
+
+def test_calls_that_come_together_are_one_run(client):
     """The handler of runs has them all, in their order, and each gets its own answer."""
-    client = Client()
     answers = client.answers(client.send(*asked(client, b"a", b"b", b"c")))
     assert client.seen == [("run", b"a", b"b", b"c")]
     assert [answers[sid][1] for sid in (1, 3, 5)] == [
@@ -88,17 +94,15 @@ def test_calls_that_come_together_are_one_run():
     assert client.is_at_rest()
 
 
-def test_a_call_that_comes_alone_is_no_run():
+def test_a_call_that_comes_alone_is_no_run(client):
     """It goes to the handler of single calls."""
-    client = Client()
     for sid in (1, 3):
         assert client.statuses(client.send(client.call(sid, b"x"))) == {sid: Code.OK}
     assert client.seen == [("one", b"x"), ("one", b"x")]
 
 
-def test_a_call_of_another_method_keeps_its_place():
+def test_a_call_of_another_method_keeps_its_place(client):
     """What came before it is handled before, what came behind it behind."""
-    client = Client()
     frames = client.send(
         client.call(1, b"a"),
         client.call(3, b"b"),
@@ -110,9 +114,8 @@ def test_a_call_of_another_method_keeps_its_place():
     assert client.statuses(frames) == dict.fromkeys((1, 3, 5, 7, 9), Code.OK)
 
 
-def test_a_request_that_is_no_message_fails_alone():
+def test_a_request_that_is_no_message_fails_alone(client):
     """The others of its run are handled without it."""
-    client = Client()
     torn = f.frame(f.DATA, f.END_STREAM, 3, b"\0\0\0\0\7hi")
     frames = client.send(client.call(1, b"a"), client.headers(3), torn, client.call(5, b"b"))
     assert client.seen == [("run", b"a", b"b")]
@@ -120,9 +123,8 @@ def test_a_request_that_is_no_message_fails_alone():
     assert client.is_at_rest()
 
 
-def test_requests_that_are_no_messages_are_not_accepted():
+def test_requests_that_are_no_messages_are_not_accepted(client):
     """A connection that has sent nothing else has not been used."""
-    client = Client()
     torn = [f.frame(f.DATA, f.END_STREAM, sid, b"\0\0\0\0\7hi") for sid in (1, 3)]
     client.send(client.headers(1), torn[0], client.headers(3), torn[1])
     assert client.calls.accepted == 0
@@ -145,9 +147,8 @@ def test_an_answer_that_waits_for_a_window_is_an_answer():
     assert counted == [(0, 3), (0, 3)]
 
 
-def test_a_call_that_is_reset_at_once_is_not_handled():
+def test_a_call_that_is_reset_at_once_is_not_handled(client):
     """It counts as cancelled, and the others are answered."""
-    client = Client()
     frames = client.send(*asked(client, b"a", b"b", b"c"), f.reset(3, f.ErrorCode.CANCEL))
     assert client.seen == [("run", b"a", b"c")]
     assert client.statuses(frames) == {1: Code.OK, 5: Code.OK}
@@ -168,9 +169,8 @@ def test_a_call_that_is_reset_later_gets_no_answer():
     assert client.is_at_rest()
 
 
-def test_a_call_is_answered_once():
+def test_a_call_is_answered_once(client):
     """What comes behind its answer is dropped, and not counted."""
-    client = Client()
     client.send(*asked(client, b"a", b"b"))
     (run,) = client.runs
     run.ok_all(run.streams, run.messages)

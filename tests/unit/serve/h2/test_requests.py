@@ -10,9 +10,14 @@ from frazil.serve.h2.limits import ServerLimits
 from tests.unit.serve.h2.peer import REQUEST, Peer, goaway_code, prefixed, resets
 
 
-def test_a_call_in_one_go_is_answered_in_one_go():
+@pytest.fixture
+def peer():
+    """Return a client whose calls are answered."""
+    return Peer()
+
+
+def test_a_call_in_one_go_is_answered_in_one_go(peer):
     """HEADERS and DATA in one piece give HEADERS, DATA and trailers in one piece."""
-    peer = Peer()
     for sid in (1, 3, 5):
         frames = peer.send(peer.call(sid, b"m%d" % sid))
         assert [kind for kind, *_ in frames] == [f.HEADERS, f.DATA, f.HEADERS]
@@ -25,17 +30,15 @@ def test_a_call_in_one_go_is_answered_in_one_go():
     assert peer.app.resolved == 2
 
 
-def test_the_short_way_is_open_for_one_number_after_the_other_only():
+def test_the_short_way_is_open_for_one_number_after_the_other_only(peer):
     """A stream whose number leaves some out is taken as well, and they are closed by it."""
-    peer = Peer()
     peer.send(peer.call(1), peer.call(3), peer.call(9))
     assert [sid for sid, _ in peer.app.requests] == [1, 3, 9]
     assert goaway_code(peer.send(peer.call(5))) == ErrorCode.PROTOCOL_ERROR
 
 
-def test_a_reserved_bit_is_none_of_a_stream_number():
+def test_a_reserved_bit_is_none_of_a_stream_number(peer):
     """Behind the largest number there is none, also if the bit makes a frame's look like the next."""
-    peer = Peer()
     largest = f.STREAM_LARGEST
     peer.send(*(peer.headers(sid) for sid in (largest - 4, largest - 2, largest)))
     assert list(peer.connection.table.open) == [largest - 4, largest - 2, largest]
@@ -44,18 +47,16 @@ def test_a_reserved_bit_is_none_of_a_stream_number():
     assert not peer.alive
 
 
-def test_a_request_in_pieces_is_admitted_once():
+def test_a_request_in_pieces_is_admitted_once(peer):
     """The application is asked with the first piece, and not about a request that is whole."""
-    peer = Peer()
     piece = f.frame(f.DATA, 0, 3, bytes(100))
     peer.send(peer.call(1), peer.headers(3), piece, piece, f.frame(f.DATA, 1, 3, bytes(100)))
     assert [sid for sid, _ in peer.app.requests] == [1, 3]
     assert peer.app.parted == [3]
 
 
-def test_padding_is_counted_and_left_out():
+def test_padding_is_counted_and_left_out(peer):
     """Padding uses the windows in full and is no part of the request."""
-    peer = Peer()
     credit = peer.connection.credit
     padded = bytes([200]) + prefixed(b"x") + bytes(200)
     peer.send(peer.headers(1), f.frame(f.DATA, f.PADDED | f.END_STREAM, 1, padded))
@@ -67,9 +68,8 @@ def test_padding_is_counted_and_left_out():
     assert peer.connection.credit == credit - 2 * len(padded)
 
 
-def test_padded_headers_with_priority_are_read():
+def test_padded_headers_with_priority_are_read(peer):
     """Padding and priority stand around the header block."""
-    peer = Peer()
     block = peer.encoder.encode(REQUEST)
     payload = b"\x03" + b"\0\0\0\0\x10" + block + b"\0\0\0"
     flags = f.END_HEADERS | f.END_STREAM | f.PADDED | f.PRIORITISED
@@ -78,9 +78,8 @@ def test_padded_headers_with_priority_are_read():
     assert peer.app.streams[1].head.target[b":path"] == b"/t.T/Echo"
 
 
-def test_headers_in_many_frames_are_one_block():
+def test_headers_in_many_frames_are_one_block(peer):
     """CONTINUATION frames are put together; END_STREAM of the first one holds."""
-    peer = Peer()
     block = peer.encoder.encode([*REQUEST, ("x", "y" * 3000)])
     parts = [block[i : i + 400] for i in range(0, len(block), 400)]
     frames = [f.frame(f.HEADERS, f.END_STREAM, 1, parts[0])]
@@ -106,9 +105,8 @@ def test_the_short_way_does_not_look_into_an_open_header_block():
         assert len(peer.app.requests) == 2
 
 
-def test_calls_may_have_their_headers_all_together():
+def test_calls_may_have_their_headers_all_together(peer):
     """Clients with many calls send their headers first; each gets its own request and answer."""
-    peer = Peer()
     peer.answers(peer.send(peer.call(1), peer.call(3)))
     sids = range(5, 25, 2)
     headers = [peer.headers(sid) for sid in sids]
@@ -120,9 +118,8 @@ def test_calls_may_have_their_headers_all_together():
     assert peer.app.resolved == 2
 
 
-def test_trailers_end_a_request():
+def test_trailers_end_a_request(peer):
     """A request may end with trailers in place of its last DATA frame."""
-    peer = Peer()
     data = f.frame(f.DATA, 0, 1, prefixed(b"x"))
     request = peer.headers(1)
     trailers = peer.headers(1, [("x", "1")], f.END_HEADERS | f.END_STREAM)
@@ -263,9 +260,8 @@ def test_answers_later_ask_for_one_flush():
     assert len(peer.answers(peer.take())) == 100
 
 
-def test_the_short_way_takes_requests_only():
+def test_the_short_way_takes_requests_only(peer):
     """Headers that were seen before and are no request cost the stream each time."""
-    peer = Peer()
     fields = [(":method", "POST"), ("x", "1")]
     for sid in (1, 3, 5):
         frames = peer.send(peer.call(sid, b"hi", fields))

@@ -73,6 +73,12 @@ ENDS_CONNECTION = {
 }
 
 
+@pytest.fixture
+def peer():
+    """Return a client whose calls are answered."""
+    return Peer()
+
+
 @pytest.mark.parametrize("name", ENDS_CONNECTION)
 def test_a_broken_rule_of_the_connection_ends_it(name):
     """One GOAWAY with the right code, and nothing is read any more."""
@@ -101,9 +107,8 @@ def test_settings_come_first():
         assert goaway_code(peer.send(f.PREFACE, first)) == ErrorCode.PROTOCOL_ERROR
 
 
-def test_the_greeting_is_settings_and_a_wide_window():
+def test_the_greeting_is_settings_and_a_wide_window(peer):
     """The server's limits go out first; the peer's settings are answered."""
-    peer = Peer()
     kinds = [(kind, flags) for kind, flags, _, _ in peer.greeting]
     assert kinds == [(f.SETTINGS, 0), (f.WINDOW_UPDATE, 0), (f.SETTINGS, f.ACK)]
 
@@ -183,32 +188,28 @@ def test_frames_behind_the_end_of_a_request_end_the_connection():
             assert goaway_code(peer.send(late)) == ErrorCode.STREAM_CLOSED
 
 
-def test_frames_behind_the_peers_reset_end_the_connection():
+def test_frames_behind_the_peers_reset_end_the_connection(peer):
     """A peer that reset its request says nothing more of it."""
-    peer = Peer()
     peer.send(peer.headers(1), f.reset(1, 8))
     assert goaway_code(peer.send(f.frame(f.DATA, 0, 1, b"x"))) == ErrorCode.STREAM_CLOSED
 
 
-def test_small_frames_of_closed_streams_are_harmless():
+def test_small_frames_of_closed_streams_are_harmless(peer):
     """Windows, resets and priorities may cross the answer on their way."""
-    peer = Peer()
     peer.send(peer.call(1))
     late = (f.window_update(1, 5), f.reset(1, 8), f.frame(f.PRIORITY, 0, 1, b"\0\0\0\3\0"))
     assert peer.send(*late) == []
     assert peer.alive
 
 
-def test_a_stream_left_out_cannot_be_used_later():
+def test_a_stream_left_out_cannot_be_used_later(peer):
     """A lower number than the last one is an error, also if it never was a stream."""
-    peer = Peer()
     peer.send(peer.call(7))
     assert goaway_code(peer.send(peer.call(3))) == ErrorCode.PROTOCOL_ERROR
 
 
-def test_frames_of_a_stream_that_we_ended_early_are_ignored_until_its_end():
+def test_frames_of_a_stream_that_we_ended_early_are_ignored_until_its_end(peer):
     """Their headers are read and their data counted; behind their end they are errors."""
-    peer = Peer()
     frames = peer.send(peer.headers(1), f.window_update(1, 0))
     assert resets(frames) == {1: ErrorCode.PROTOCOL_ERROR}
     credit = peer.connection.credit
@@ -223,9 +224,8 @@ def test_frames_of_a_stream_that_we_ended_early_are_ignored_until_its_end():
     assert goaway_code(peer.send(f.frame(f.DATA, 0, 1, b"x"))) == ErrorCode.STREAM_CLOSED
 
 
-def test_headers_of_refused_streams_change_the_table():
+def test_headers_of_refused_streams_change_the_table(peer):
     """A refused call's header block is read, so that the next call's block means the same."""
-    peer = Peer()
     peer.connection.go_away()
     fields = [*REQUEST, ("x-new", "1")]
     assert resets(peer.send(peer.headers(1, fields))) == {1: ErrorCode.REFUSED_STREAM}
