@@ -10,7 +10,7 @@ from frazil.schema import Message
 from frazil.serve.danube.proto import danube_admin_pb2 as wire
 from frazil.serve.danube.proto.danube_pb2 import SchemaReference
 from frazil.topic import StateTag
-from tests.integration.serve.consuming_world import end_of, make_producer, make_reader, next_of
+from tests.integration.serve.consuming_world import end_of, next_of
 from tests.integration.serve.test_admin_world import run
 
 pytestmark = pytest.mark.integration
@@ -72,26 +72,6 @@ def test_a_topic_is_there_when_the_call_returns_and_after_a_restart(tmp_path):
     assert parts == PARTS
     # For the engine, and the lake, the parts are one topic.
     assert own == ["/default/passing", "/default/stored", "/default/wide", "/system/w"]
-
-
-def test_the_published_client_uses_the_parts_that_were_made_for_it(tmp_path):
-    """A partitioned producer finds them there, and one consumer of the whole reads them all."""
-
-    async def scene(admin):
-        await admin.ask("CreatePartitionedTopic", wide())
-        reader = await make_reader(admin.port, topic="/default/wide")
-        producer = await make_producer(admin.port, topic="/default/wide", partitions=3)
-        for number in range(9):
-            await producer.send(b"%d" % number)
-        messages = await reader.take(9)
-        await producer.close()
-        await reader.close()
-        return messages, admin.engine.topics()
-
-    messages, topics = run(tmp_path, scene)
-    assert sorted(message.payload for message in messages) == [b"%d" % n for n in range(9)]
-    assert sorted({message.msg_id.topic_name for message in messages}) == PARTS
-    assert topics == ["/default/wide"]
 
 
 def test_a_topic_has_its_schema_from_the_start(tmp_path):

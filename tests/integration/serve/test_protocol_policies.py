@@ -213,19 +213,26 @@ def test_the_answer_is_the_pages(protocol_broker, row):
 # -- 1.5, 1.8.5: failure policies ------------------------------------------------------------------
 
 
+async def delivered(cast, payload, attributes=None, **policy):
+    """Deliver a record under a policy; return its producer, who reads, and what was read."""
+    producer = await cast.producer()
+    await cast.policy(**policy)
+    reader = await cast.reader()
+    await producer.send(payload, attributes)
+    (message,) = await reader.take(ack=False)
+    return producer, reader, message
+
+
 def test_a_nacked_record_comes_again_as_it_was(protocol_broker):
     """1.8.5: same payload, same topic_offset; a policy that was set before counts."""
 
     async def scene(cast):
-        producer = await cast.producer()
-        await cast.policy()
-        reader = await cast.reader()
-        await producer.send(b"x")
+        _, reader, message = await delivered(cast, b"x")
         for _ in range(3):
-            (message,) = await reader.take(ack=False)
             assert (message.payload, message.msg_id.topic_offset) == (b"x", 0)
             await reader.consumer.nack(message)
-        await reader.take()
+            (message,) = await reader.take(ack=False)
+        await reader.consumer.ack(message)
         assert await reader.is_quiet()
 
     play(protocol_broker, scene)
@@ -235,13 +242,8 @@ def test_an_ack_that_comes_late_counts(protocol_broker):
     """Behaviour: behind its time-out an ack cancels the redelivery that waits for its delay."""
 
     async def scene(cast):
-        producer = await cast.producer()
-        await cast.policy(
-            ack_timeout_ms=200, base_redelivery_delay_ms=3_000, max_redelivery_delay_ms=3_000
-        )
-        reader = await cast.reader()
-        await producer.send(b"late")
-        (message,) = await reader.take(ack=False)
+        delays = {"base_redelivery_delay_ms": 3_000, "max_redelivery_delay_ms": 3_000}
+        producer, reader, message = await delivered(cast, b"late", ack_timeout_ms=200, **delays)
         # The time is over, which is looked at every 500 ms, and the record waits for its delay.
         await asyncio.sleep(0.8)
         await reader.consumer.ack(message)
@@ -257,12 +259,8 @@ def test_a_record_that_is_not_acked_in_time_comes_again(protocol_broker):
     """1.8.5: an ack time-out of 200 ms is used."""
 
     async def scene(cast):
-        producer = await cast.producer()
-        await cast.policy(ack_timeout_ms=200)
-        reader = await cast.reader()
-        await producer.send(b"x")
-        found = [*await reader.take(ack=False), *await reader.take()]
-        assert offsets(found) == [0, 0]
+        _, reader, message = await delivered(cast, b"x", ack_timeout_ms=200)
+        assert offsets([message, *await reader.take()]) == [0, 0]
 
     play(protocol_broker, scene)
 
@@ -272,13 +270,10 @@ def test_dead_letters_carry_where_they_came_from(protocol_broker):
 
     async def scene(cast):
         dead = cast.topic + "-dead"
-        producer = await cast.producer()
         await cast.producer(topic=dead)
         letters = await cast.reader(topic=dead)
-        await cast.policy(max_redelivery_count=0, poison_policy=0, dead_letter_topic=dead)
-        reader = await cast.reader()
-        await producer.send(b"poison", {"own": "kept"})
-        (message,) = await reader.take(ack=False)
+        to_dead = {"max_redelivery_count": 0, "poison_policy": 0, "dead_letter_topic": dead}
+        producer, reader, message = await delivered(cast, b"poison", {"own": "kept"}, **to_dead)
         await reader.consumer.nack(message, reason="cannot be read")
         (letter,) = await letters.take()
         assert (letter.payload, letter.msg_id.topic_name) == (b"poison", dead)
@@ -306,11 +301,8 @@ def test_a_record_that_fails_too_often_blocks_or_is_dropped(protocol_broker, poi
     """1.5: Block stops the whole Exclusive subscription, Drop lets the next record come."""
 
     async def scene(cast):
-        producer = await cast.producer()
-        await cast.policy(max_redelivery_count=0, poison_policy=poison)
-        reader = await cast.reader()
-        await producer.send(b"poison")
-        (message,) = await reader.take(ack=False)
+        once = {"max_redelivery_count": 0, "poison_policy": poison}
+        producer, reader, message = await delivered(cast, b"poison", **once)
         await reader.consumer.nack(message)
         await producer.send(b"next")
         if poison == 1:
