@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
 
 import pytest
 
@@ -12,6 +11,7 @@ import frazil
 from frazil.lake import runtime as engine_lake
 from frazil.lake.connection import connect
 from tests.integration.engine.lake_stand_in import StandIn
+from tests.integration.engine.opening import wait_until
 
 COLUMNS = {"id": "long", "text": "string"}
 SETTINGS = {
@@ -58,21 +58,11 @@ def status_of(db, topic):
     return db.lake.status()["topics"][f"/default/{topic}"]
 
 
-def wait_for(condition):
-    """Wait until something is so."""
-    pause = threading.Event()
-    for _attempt in range(1200):
-        if condition():
-            return
-        pause.wait(0.05)
-    pytest.fail("it never came")
-
-
 def looked_at(db, name):
     """Have the lake look at a topic's table again; return its state."""
     db.lake.pause(name)
     db.lake.resume(name)
-    wait_for(lambda: status_of(db, name)["state"] != "starting")
+    wait_until(lambda: status_of(db, name)["state"] != "starting")
     return status_of(db, name)["state"]
 
 
@@ -84,7 +74,7 @@ def taken(db, name, old=5, new=4):
     topic = db.create_topic(name, COLUMNS, lake=True)
     for number in range(new):
         topic.append(id=10 + number, text="new")
-    wait_for(lambda: status_of(db, name)["state"] == "stopped: foreign_table")
+    wait_until(lambda: status_of(db, name)["state"] == "stopped: foreign_table")
     return topic
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 from frazil.clock import SystemClock
@@ -12,18 +11,8 @@ from frazil.engine import Engine
 from frazil.fs import RealFileSystem
 from frazil.log import format as frame_format
 from frazil.objects import format as object_format
-from tests.integration.engine.opening import rotate, small_settings
+from tests.integration.engine.opening import WAIT_S, rotate, small_settings, wait_until
 from tests.support.objects_limits import set_objects_limits
-
-WAIT_S = 60
-
-
-def wait_until(condition, what="it did not come to pass"):
-    """Wait for a condition; machines of CI are slow."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def open_with_objects(path, *, objects=None, retry_s=0.5, ack_s=WAIT_S, **settings):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from frazil.clock import SystemClock
@@ -21,6 +23,7 @@ LOG = {
     "free_bytes_min": 0,
     "free_ratio_min": 0.0,
 }
+WAIT_S = 120
 LOG_ALONE = {"enabled": False}
 """For `memory=`: neither memory nor files, the log keeps and serves everything itself."""
 
@@ -49,6 +52,14 @@ def open_small(path, *, file_system=None, clock=None, **settings):
         file_system=file_system or RealFileSystem(),
         clock=clock or SystemClock(),
     )
+
+
+def wait_until(condition, what="it did not come to pass"):
+    """Wait for a condition; machines of CI are slow."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
 
 
 def rows_of(topic, start="earliest", **options):

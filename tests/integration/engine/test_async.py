@@ -18,7 +18,7 @@ def run(main, path, **options):
 
     async def body():
         async with frazil.open_async(small_settings(path, **options)) as db:
-            return await main(db)
+            return await asyncio.wait_for(main(db), 60)
 
     return asyncio.run(body())
 

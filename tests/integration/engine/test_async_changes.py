@@ -8,24 +8,13 @@ import time
 import pyarrow as pa
 import pytest
 
-import frazil
 from frazil.errors import Closed, Conflict, InvalidRequest, NotFound, Overloaded, Unavailable
-from tests.integration.engine.opening import small_settings
+from tests.integration.engine.test_async import run
 
 COLUMNS = {"id": "long", "n": "long", "s": "string"}
 SLOW = "SELECT sum(a.i * b.i) FROM range(300000) a(i), range(300000) b(i)"
 """A query of minutes."""
 WAIT_S = 20.0
-
-
-def run(main, path, **options):
-    """Run a coroutine function with an open engine."""
-
-    async def body():
-        async with frazil.open_async(small_settings(path, **options)) as db:
-            return await asyncio.wait_for(main(db), 60)
-
-    return asyncio.run(body())
 
 
 async def create(db, name="t", **options):

@@ -20,6 +20,7 @@ from tests.integration.engine.opening import (
     rotate,
     rows_of,
     small_settings,
+    wait_until,
 )
 from tests.support import Fault, FaultyFileSystem, SimulatedClock, SimulatedFileSystem
 
@@ -157,16 +158,6 @@ def test_publishing_stops_before_the_disk_is_full_and_resumes(tmp_path):
         assert topic.append(b"z").offset == 1
         wait_until(lambda: "/data/ballast" in disk.paths())
         assert db.stats()["health"] == "ok"
-
-
-def wait_until(condition, seconds=30.0):
-    """Wait for what the engine does by itself."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    pytest.fail("it did not happen in time")
 
 
 def test_times_never_go_backwards(tmp_path):

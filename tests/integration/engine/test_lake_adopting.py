@@ -18,7 +18,7 @@ from tests.integration.engine.lake_engine import (
     status_of,
     table_of,
     taken,
-    wait_for,
+    wait_until,
 )
 
 
@@ -97,16 +97,16 @@ def test_an_older_copy_that_published_past_its_table_doubles_nothing(tmp_path, l
             db.topic(name).append_many(
                 [{"id": 100 * life + n, "text": "new"} for n in range(10, 14)]
             )
-            wait_for(
+            wait_until(
                 lambda: db.lake.plans.overrides(db.lake.topics[f"/default/{name}"].uid).lineage_ends
             )
     with opened(data) as (db, _stand_in):
         topic = db.topic(name)
         topic.append_many([{"id": n, "text": "last"} for n in range(1000, 1008)])
         db.lake.start()
-        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        wait_until(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
         db.lake.resume(name)
-        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        wait_until(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
         with pytest.raises(InvalidRequest, match="do not get into the table") as caught:
             db.lake.adopt(name)
         assert caught.value.details["left_out"] == 4
@@ -133,7 +133,7 @@ def test_an_adoption_of_an_older_copy_that_was_cut_off_is_still_needed(tmp_path,
                 db.lake.adopt(name, confirm=True)
     with opened(data) as (db, _stand_in):
         db.lake.start()
-        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        wait_until(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
         db.lake.adopt(name, confirm=True)
         db.topic(name).append(id=13, text="new", ack="committed")
         assert ids_of(db, name) == [0, 1, 2, 3, 4, 13]

@@ -15,7 +15,7 @@ from tests.integration.engine.lake_engine import (
     opened,
     status_of,
     table_of,
-    wait_for,
+    wait_until,
 )
 from tests.support import FaultyFileSystem
 
@@ -60,7 +60,7 @@ def test_a_commit_found_at_the_start_is_synced_before_its_records_go(tmp_path, s
     seam.trace.clear()
     with opened(tmp_path) as (db, _stand_in):
         db.lake.start()
-        wait_for(lambda: hold_of(db) == 2)
+        wait_until(lambda: hold_of(db) == 2)
         assert {call.path for call in seam.trace if call.verb == "sync"} == files
         assert db.lake.committed("landed") == {-1: 2}
 
@@ -71,7 +71,7 @@ def test_a_commit_that_the_power_took_is_made_again(tmp_path):
     Path(path).write_bytes(b"")
     with opened(tmp_path) as (db, _stand_in):
         db.lake.start()
-        wait_for(lambda: status_of(db, "landed")["state"] == "stopped: corruption")
+        wait_until(lambda: status_of(db, "landed")["state"] == "stopped: corruption")
         assert "lost before it was synced" in status_of(db, "landed")["why"]
         assert hold_of(db) == 1
         table = table_of(db, "landed")

@@ -18,7 +18,7 @@ from tests.integration.engine.lake_engine import (
     opened,
     rows_of,
     status_of,
-    wait_for,
+    wait_until,
 )
 from tests.support.log_limits import set_log_limits
 
@@ -63,7 +63,7 @@ def test_a_lake_can_be_left_while_it_commits(tmp_path):
             db.create_topic(name, COLUMNS, lake=True).append(id=1, text="")
         for name in ("left", "deleted", "other"):
             db.lake.topics[f"/default/{name}"].waits.ask(-1, 1)
-        wait_for(lambda: len(stand_in.commits) + stand_in.waiting >= 3)
+        wait_until(lambda: len(stand_in.commits) + stand_in.waiting >= 3)
         db.alter_topic("left", lake=False, confirm=True)
         db.delete_topic("deleted")
         db.lake.flush("other")
@@ -88,8 +88,8 @@ def test_records_that_expired_at_a_quota_are_passed(tmp_path):
         for number in range(1, 60):
             topic.append(id=number, text=os.urandom(2000).hex())
             db.tiers.flush("full")
-        wait_for(lambda: topic.describe()["gaps"])
-        wait_for(lambda: topic.describe()["watermarks"]["start"] > 1)
+        wait_until(lambda: topic.describe()["gaps"])
+        wait_until(lambda: topic.describe()["watermarks"]["start"] > 1)
         gap_end = max(gap["end"] for gap in topic.describe()["gaps"])
         db.lake.resume("full")
         db.lake.flush("full", timeout_s=60)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 
 import pyarrow as pa
 import pytest
 
 import frazil
-from frazil.lake.connection import connect
+from tests.integration.engine import lake_engine
+from tests.integration.engine.opening import wait_until
+from tests.support.processes import is_alive
 
 pytestmark = [
     pytest.mark.integration,
@@ -35,29 +36,8 @@ READINGS = {"id": "long not null", "day": "date", "tags": "list<string>", "price
 
 def rows_of(db, topic, column):
     """Return where each row is, and one column, in the order of parts and offsets."""
-    table = connect(db.lake.catalog.address()).load_table(("default", topic))
-    found = table.scan().to_arrow().to_pylist()
-    found.sort(key=lambda row: (row.get("_part", -1), row["_offset"]))
+    found = lake_engine.rows_of(db, topic)
     return [(row.get("_part", -1), row["_offset"]) for row in found], [r[column] for r in found]
-
-
-def is_alive(pid):
-    """Tell whether a process still runs; a dead one that nobody waited for does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition, seconds=300):
-    """Wait until something is so."""
-    pause = threading.Event()
-    for _attempt in range(seconds * 10):
-        if condition():
-            return
-        pause.wait(0.1)
-    pytest.fail("it never came")
 
 
 def test_records_survive_the_death_of_spark_exactly_once(tmp_path):
@@ -85,7 +65,7 @@ def test_records_survive_the_death_of_spark_exactly_once(tmp_path):
         second = db.lake.status()["worker"]
         assert second["pid"] != first["pid"]
         assert second["epoch"] > first["epoch"]
-        wait_for(lambda: not is_alive(first["java_pid"]), 20)
+        wait_until(lambda: not is_alive(first["java_pid"]))
         places, payloads = rows_of(db, "messages", "payload")
         assert payloads == [b"m%d" % number for number in range(150)]
         assert places == [(-1, number) for number in range(150)]

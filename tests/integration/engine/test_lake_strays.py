@@ -22,7 +22,7 @@ from tests.integration.engine.lake_engine import (
     status_of,
     table_of,
     taken,
-    wait_for,
+    wait_until,
 )
 
 
@@ -89,7 +89,7 @@ def test_a_first_commit_of_a_deleted_topic_is_not_taken_for_the_new_ones(db):
     """A worker that saw an empty table has no snapshot to be fenced by."""
     topic = db.create_topic("again", COLUMNS, lake=True)
     db.lake.start()
-    wait_for(lambda: status_of(db, "again")["state"] == "running")
+    wait_until(lambda: status_of(db, "again")["state"] == "running")
     topic.append_many([{"id": n, "text": "new"} for n in range(3)])
     land_late(table_of(db, "again"), offset=0, owner="0123456789abcdef", end=2)
     with pytest.raises(Unavailable, match="never had"):
@@ -122,10 +122,10 @@ def test_a_lake_that_is_switched_off_and_on_still_knows_that_its_log_is_an_older
         topic = db.topic(name)
         topic.append_many([{"id": n, "text": "new"} for n in range(10, 18)])
         db.lake.start()
-        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        wait_until(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
         db.alter_topic(name, lake=False, confirm=True)
         db.alter_topic(name, lake=True)
-        wait_for(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
+        wait_until(lambda: status_of(db, name)["state"] == "stopped: ahead_of_log")
         db.lake.adopt(name, confirm=True)
         db.lake.flush(name)
         assert ids_of(db, name) == [0, 1, 2, 3, 4, *range(14, 18)]
@@ -141,7 +141,7 @@ def test_an_older_copy_that_ended_before_the_lake_took_a_step_is_known(tmp_path,
             db.topic(name).append_many([{"id": n, "text": "new"} for n in range(10, 18)])
     with opened(data) as (db, _stand_in):
         db.lake.start()
-        wait_for(lambda: status_of(db, name)["state"] != "starting")
+        wait_until(lambda: status_of(db, name)["state"] != "starting")
         assert status_of(db, name)["state"] == "stopped: ahead_of_log"
 
 

@@ -22,7 +22,7 @@ from tests.integration.engine.lake_engine import (
     rows_of,
     status_of,
     table_of,
-    wait_for,
+    wait_until,
 )
 
 
@@ -126,11 +126,11 @@ def test_a_worker_that_fails_is_asked_again(db, stand_in):
     topic.append(id=1, text="")
     with pytest.raises(Unavailable):
         db.lake.flush("failing", timeout_s=0.1)
-    wait_for(lambda: "storage is away" in status_of(db, "failing")["why"])
+    wait_until(lambda: "storage is away" in status_of(db, "failing")["why"])
     plan = status_of(db, "failing")["plan"]
     assert plan is not None
     stand_in.refuse = InvalidRequest("a column cannot be written")
-    wait_for(lambda: status_of(db, "failing")["state"] == "stopped: invalid")
+    wait_until(lambda: status_of(db, "failing")["state"] == "stopped: invalid")
     assert db.stats()["health"] == "degraded"
     assert "cannot be written" in status_of(db, "failing")["why"]
     stand_in.refuse = None
@@ -156,7 +156,7 @@ def test_commits_and_refusals_are_counted_and_logged_as_events(db, stand_in, cap
                 if each.message == name and each.facts.get("topic") == topic.name
             ]
 
-        wait_for(found)
+        wait_until(found)
         return found()[0]
 
     done = event("lake_committed")
@@ -191,7 +191,7 @@ def test_the_interval_moves_records_by_itself(db):
     """Without anybody asking, a record is committed when the topic's own interval is over."""
     topic = db.create_topic("timed", COLUMNS, lake=True, signals={"flush_interval": "200ms"})
     topic.append(id=1, text="")
-    wait_for(lambda: db.lake.committed("timed") == {-1: 1})
+    wait_until(lambda: db.lake.committed("timed") == {-1: 1})
     assert ids_of(db, "timed") == [1]
 
 
@@ -332,7 +332,7 @@ def test_a_plan_outlives_the_engine(tmp_path):
             db.tiers.flush("plan")
         with pytest.raises(Unavailable):
             db.lake.flush("plan", timeout_s=0.1)
-        wait_for(lambda: status_of(db, "plan")["plan"])
+        wait_until(lambda: status_of(db, "plan")["plan"])
         plan = status_of(db, "plan")["plan"]
         db.lake.pause()
     with opened(tmp_path) as (db, stand_in):
@@ -360,7 +360,7 @@ def test_a_table_ahead_of_the_log_is_adopted(tmp_path):
     with opened(data) as (db, _stand_in):
         topic = db.topic("ahead")
         db.lake.start()
-        wait_for(lambda: status_of(db, "ahead")["state"] == "stopped: ahead_of_log")
+        wait_until(lambda: status_of(db, "ahead")["state"] == "stopped: ahead_of_log")
         assert topic.describe()["watermarks"]["committed"] == 1
         assert db.lake.adopt("ahead")["raised"] == {"-1": 4}
         assert topic.append(id=9, text="", ack="committed").offset == 5
@@ -377,7 +377,7 @@ def test_a_warehouse_that_takes_no_files_is_named_and_the_records_wait(tmp_path,
     with opened(tmp_path / "data", **wrong) as (db, _stand_in):
         db.create_topic("waiting", COLUMNS, lake=True).append(id=1, text="")
         db.lake.start()
-        wait_for(lambda: "lake.warehouse" in status_of(db, "waiting")["why"])
+        wait_until(lambda: "lake.warehouse" in status_of(db, "waiting")["why"])
         db.topic("waiting").append(id=2, text="")
         assert status_of(db, "waiting")["lag_records"] == 2
     with opened(tmp_path / "data") as (db, _stand_in):

@@ -10,6 +10,7 @@ import pytest
 
 import frazil
 from frazil.errors import Unavailable
+from tests.integration.engine.opening import wait_until
 from tests.servers.seaweed import SeaweedServer
 from tests.support.log_limits import set_log_limits
 
@@ -78,13 +79,6 @@ class Reading(threading.Thread):
 def start_of(topic):
     """Return the first offset at hand."""
     return topic.runtime.history._near(topic.runtime.state.id).first
-
-
-def wait_until(condition, what):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def finish(readers):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import threading
-import time
 
 import pytest
 
 import frazil
 from frazil.errors import CorruptionError, NotFound, Unavailable
 from frazil.objects import Fetcher
+from tests.integration.engine.opening import wait_until
 from tests.servers.seaweed import SeaweedServer
 from tests.support.log_limits import set_log_limits
 from tests.support.objects_limits import set_objects_limits
@@ -22,7 +22,6 @@ TOPIC = "/default/t"
 BATCHES = 60
 BATCH = 100
 RECORDS = BATCHES * BATCH
-WAIT_S = 120
 SMALL = {
     "log.segment_bytes_max": "2MiB",
     "log.write_bytes_max": "256KiB",
@@ -50,10 +49,7 @@ def fill(db):
         if first % (10 * BATCH) == 9 * BATCH:
             db.objects.flush(TOPIC)
     assert len(objects_of(db, topic)) >= BATCHES // 10
-    deadline = time.monotonic() + WAIT_S
-    while not topic.runtime.state.start:
-        assert time.monotonic() < deadline, "nothing was freed"
-        time.sleep(0.02)
+    wait_until(lambda: topic.runtime.state.start, "nothing was freed")
     return topic
 
 
@@ -184,6 +180,7 @@ def test_a_store_that_is_down_is_unavailable_and_comes_back(tmp_path):
     """Old reads say when to try again; when the store is back they go on, without a restart."""
     with SeaweedServer(tmp_path / "seaweed") as server:
         set_objects_limits(retry_s=0, request_s=5)
+        set_log_limits(retention_check_s=0.05)
         settings = {**SMALL, **server.settings()}
         with frazil.open(tmp_path / "data", **settings) as db:
             topic = fill(db)

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import InvalidRequest, NotFound, Overloaded
-from tests.integration.engine.opening import open_small
-from tests.integration.engine.test_failures import wait_until
+from tests.integration.engine.opening import open_small, wait_until
 
 COLUMNS = {
     "id": pa.int64(),

@@ -9,8 +9,7 @@ import pytest
 
 from frazil.errors import Overloaded, Unavailable
 from frazil.tiers import topic_tiers
-from tests.integration.engine.opening import open_small
-from tests.integration.engine.test_failures import wait_until
+from tests.integration.engine.opening import open_small, wait_until
 from tests.integration.engine.tier_world import noise
 
 ENDLESS = "SELECT sum(a.i * b.i) FROM range(100000000) a(i), range(100000) b(i), t"

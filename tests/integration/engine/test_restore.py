@@ -212,15 +212,23 @@ def test_partitioned_topics_come_back(scene):
     assert ids_of_parts(scene, 3) == list(range(9))
 
 
-def test_without_any_backup_the_objects_are_enough(scene, topic):
+@pytest.mark.parametrize("left", [None, b"junk"], ids=["gone", "junk"])
+def test_without_any_backup_the_objects_are_enough(scene, topic, left):
     """Topics, columns and records come from footers and frames alone; subscriptions are gone."""
     publish(topic, range(12))
     parts = scene.engine.create_topic("parts", {"id": "int64"}, partitions=2, partition_by=["id"])
     for number in range(8):
         parts.append({"id": number}, ack="uploaded")
-    scene.forget_backups_since(None)
+    scene.engine.objects.backup()
+    if left is None:
+        scene.forget_backups_since(None)
+    scene.close()
+    for found in backup_keys(scene.store(), scene.broker()):
+        (scene.path / "store" / found.key).write_bytes(left)
     report = scene.lose_and_restore()
     assert report["backup"] == ""
+    unread = any("no backup can be read" in warning for warning in report["warnings"])
+    assert unread is (left is not None)
     assert payloads_of(scene.engine.topic("events")) == payloads(range(12))
     assert ids_of_parts(scene, 2) == list(range(8))
     assert scene.engine.subscriptions.describe("events") == []
@@ -240,19 +248,6 @@ def test_the_backup_before_a_damaged_one_is_used(scene, topic):
     assert list(report["unreadable_backups"]) == [damaged]
     assert report["backup"] not in {"", damaged}
     assert payloads_of(scene.engine.topic("events")) == payloads(range(9))
-
-
-def test_when_no_backup_can_be_read_the_objects_must_do(scene):
-    """Records come back without any of the backups, and the report says what does not."""
-    publish(scene.engine.create_topic("events"), range(5))
-    scene.engine.objects.backup()
-    scene.lose_machine()
-    for found in backup_keys(scene.store(), scene.broker()):
-        (scene.path / "store" / found.key).write_bytes(b"junk")
-    report = scene.restore()
-    assert any("no backup can be read" in warning for warning in report["warnings"])
-    scene.open()
-    assert payloads_of(scene.engine.topic("events")) == payloads(range(5))
 
 
 def test_objects_of_an_owner_of_the_past_are_not_taken(scene, topic):

@@ -168,7 +168,7 @@ def test_segments_rotate_by_size_and_are_freed_by_themselves(tmp_path):
         topic = db.create_topic("t")
         for _ in range(60):
             topic.append(b"x" * 30_000)
-        from tests.integration.engine.test_failures import wait_until
+        from tests.integration.engine.opening import wait_until
 
         wait_until(lambda: db.upkeep.segments_freed > 0)
         assert db.stats()["journal"]["segment"] >= 6

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
 
-import frazil
 from frazil.clock import SystemClock
 from frazil.config import load_settings
 from frazil.engine import Engine
 from frazil.errors import Overloaded
 from frazil.fs import RealFileSystem
+from tests.integration.engine.opening import wait_until
 from tests.support.log_limits import set_log_limits
 
 ROW = {"k": "int64", "a": "int64", "b": "int64"}
@@ -65,30 +66,17 @@ class Calls:
 
     def __init__(self, queue):
         self._queue = queue
-        self._threads = []
+        self._pool = ThreadPoolExecutor()
         self.answers = {}
 
     def begin(self, name, call, *, waits):
-        def run():
-            try:
-                self.answers[name] = call()
-            except frazil.FrazilError as error:
-                self.answers[name] = error
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        self._threads.append(thread)
-        pause = threading.Event()
-        for _turn in range(2000):
-            if self._queue.queued[0] >= waits:
-                return
-            pause.wait(0.005)
-        pytest.fail("the call did not come to the queue")
+        self.answers[name] = self._pool.submit(call)
+        wait_until(lambda: self._queue.queued[0] >= waits, "the call did not come to the queue")
 
     def end(self):
-        for thread in self._threads:
-            thread.join(20)
-            assert not thread.is_alive()
+        for each in self.answers.values():
+            each.result(20)
+        self._pool.shutdown()
 
 
 @pytest.fixture
@@ -134,7 +122,7 @@ def test_a_repeat_that_is_refused_early_hides_no_change_before_it(db, gate, kind
     calls.begin("two", lambda: topic.update(1, {"b": 5}), waits=1)
     gate.open_up()
     calls.end()
-    assert calls.answers["repeat"] == first
+    assert calls.answers["repeat"].result() == first
     assert topic.get(1) == {"k": 1, "a": 7, "b": 5}
 
 

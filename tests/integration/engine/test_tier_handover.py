@@ -9,8 +9,14 @@ import pytest
 
 from frazil.errors import Conflict
 from frazil.tiers import merge_once
-from tests.integration.engine.opening import declare_gap, open_small, payloads_of, rotate, rows_of
-from tests.integration.engine.test_failures import wait_until
+from tests.integration.engine.opening import (
+    declare_gap,
+    open_small,
+    payloads_of,
+    rotate,
+    rows_of,
+    wait_until,
+)
 from tests.integration.engine.tier_world import noise
 
 

@@ -6,8 +6,7 @@ import logging
 import time
 
 from frazil.topic import signals
-from tests.integration.engine.opening import open_small
-from tests.integration.engine.test_failures import wait_until
+from tests.integration.engine.opening import open_small, wait_until
 
 BUDGET = 32 << 20
 TIERS = {"rss_base_bytes": 64 << 30}
