@@ -257,8 +257,7 @@ def purge(
 
     Nothing is deleted if another table's metadata is below the location too, or if the table's
     location is not below the warehouse: its files may then belong to another table. With the
-    property
-    `gc.enabled` false, data files stay.
+    property `gc.enabled` false, data files stay.
     """
     home = str(dropped.metadata["location"])
     reason = _reason_to_keep(home, others, warehouse)
