@@ -1,8 +1,8 @@
 """The size of the code: statements by package, files, classes, settings, tests.
 
-A statement is any statement except imports and docstrings; generated code does not count. The goal
-is 38,000 statements in at most 340 files with at most 700 classes and 90 settings. `LIMITS` only
-ever shrinks on the way there: a package that grows needs a reason in the commit that raises it.
+A statement is any statement except imports and docstrings; generated code does not count. The whole
+has at most 38,000. A package above its goal only shrinks; one that grows needs a reason in the
+commit that raises its limit.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "(top)": 1_000,
     "cli": 2_150,
-    "config": 773,
+    "config": 746,
     "engine": 2_700,
     "lake": 6_200,
-    "log": 3_598,
-    "metadata": 1_356,
-    "objects": 2_788,
+    "log": 3_433,
+    "metadata": 1_202,
+    "objects": 2_663,
     "query": 2_200,
-    "registry": 1_303,
+    "registry": 1_211,
     "schema": 2_000,
-    "serve": 4_750,
+    "serve": 4_700,
     "subscribe": 3_200,
-    "tiers": 4_221,
-    "topic": 2_617,
+    "tiers": 4_200,
+    "topic": 2_461,
 }
 """Statements by package; the goal of each is in GOALS."""
 GOALS = {
@@ -51,11 +51,12 @@ GOALS = {
     "tiers": 4_200,
     "topic": 1_400,
 }
+STATEMENTS_MAX = 38_000
 FILES_MAX = 320
-CLASSES_MAX = 670
+CLASSES_MAX = 665
 SETTINGS_MAX = 90
 SATELLITES_MAX = 25
-TESTS_MAX = 55_756
+TESTS_MAX = 50_000
 
 
 def sources(folder: str) -> list[Path]:
@@ -86,7 +87,8 @@ def test_packages_keep_to_their_limit(package):
 
 
 def test_the_whole_keeps_to_its_limits():
-    """Files, classes, settings and tests do not grow."""
+    """Statements, files, classes, settings and tests do not grow."""
+    assert SIZES.total() - SIZES["class"] <= STATEMENTS_MAX
     assert len(sources("src/frazil")) <= FILES_MAX
     assert SIZES["class"] <= CLASSES_MAX
     assert len(describe()) <= SETTINGS_MAX
