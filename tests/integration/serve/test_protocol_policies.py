@@ -214,7 +214,7 @@ def test_the_answer_is_the_pages(protocol_broker, row):
 
 
 async def delivered(cast, payload, attributes=None, **policy):
-    """Deliver a record under a policy; return its producer, who reads, and what was read."""
+    """Deliver a record under a policy; return its producer, its reader and its message."""
     producer = await cast.producer()
     await cast.policy(**policy)
     reader = await cast.reader()

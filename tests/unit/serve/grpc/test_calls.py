@@ -43,6 +43,12 @@ class Client(Peer):
         return Code(int(last["grpc-status"])), last.get("grpc-message", "")
 
 
+@pytest.fixture
+def client():
+    """Return a client whose calls are answered with nothing."""
+    return Client(lambda call, message: call.ok(b""))
+
+
 def test_a_call_has_path_metadata_message_and_peer():
     """Path, metadata, message and peer are there for the handler."""
     seen = []
@@ -127,27 +133,24 @@ def test_the_guard_runs_before_every_handler():
     assert asked == [b"no", b"bug", b"yes"]
 
 
-def test_a_request_without_message_never_reaches_the_handler():
+def test_a_request_without_message_never_reaches_the_handler(client):
     """The framing is checked before."""
-    client = Client(lambda call, message: call.ok(b""))
     empty = client.headers(1, flags=f.END_HEADERS | f.END_STREAM)
     assert client.status(empty)[0] == Code.UNIMPLEMENTED
     cut = client.headers(3) + f.frame(f.DATA, f.END_STREAM, 3, b"\0\0\0\0\x09abc")
     assert client.status(cut, sid=3)[0] == Code.INVALID_ARGUMENT
 
 
-def test_what_is_no_call_is_answered_plainly():
+def test_what_is_no_call_is_answered_plainly(client):
     """A GET gets a status of HTTP and the connection stays."""
-    client = Client(lambda call, message: call.ok(b""))
     fields = [(":method", "GET"), *REQUEST[1:]]
     frames = client.send(client.headers(1, fields, f.END_HEADERS | f.END_STREAM))
     assert client.answers(frames)[1] == ([{":status": "405"}], b"", True)
     assert client.status(client.call(3), sid=3)[0] == Code.OK
 
 
-def test_a_message_too_large_has_a_status():
+def test_a_message_too_large_has_a_status(client):
     """A message too large is OUT_OF_RANGE, which clients do not retry."""
-    client = Client(lambda call, message: call.ok(b""))
     limit = ServerLimits().message_bytes_max
     data = [f.frame(f.DATA, 0, 1, bytes(16_384))] * (limit // 16_384 + 1)
     frames = client.send(client.headers(1), *data)
@@ -293,9 +296,8 @@ def test_who_will_be_refused_has_no_body_kept():
 
 
 @pytest.mark.parametrize("change", [(":path", "/t.T/None"), ("content-type", "text/plain")])
-def test_what_no_handler_answers_has_no_body_kept(change):
+def test_what_no_handler_answers_has_no_body_kept(change, client):
     """An unknown method, or no gRPC at all, is answered with the first piece of its body."""
-    client = Client(lambda call, message: call.ok(b""))
     fields = [change if name == change[0] else (name, value) for name, value in REQUEST]
     frames = client.send(client.headers(1, fields), f.frame(f.DATA, 0, 1, bytes(100)))
     lists, _, ended = client.answers(frames)[1]
@@ -304,9 +306,8 @@ def test_what_no_handler_answers_has_no_body_kept(change):
     assert client.connection.table.open == {}
 
 
-def test_requests_that_arrive_too_slowly_have_a_status():
+def test_requests_that_arrive_too_slowly_have_a_status(client):
     """They are refused by it, and what was kept of them is let go of."""
-    client = Client(lambda call, message: call.ok(b""))
     client.send(client.headers(1), f.frame(f.DATA, 0, 1, bytes(100)))
     client.calls.refuse_late(list(client.connection.table.open.values()))
     answer = client.answers(client.take())[1][0][0]

@@ -28,10 +28,15 @@ FLOODS = {
 }
 
 
+@pytest.fixture
+def peer():
+    """Return a client of a server with small limits."""
+    return Peer(LIMITS)
+
+
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_ends_its_connection(name):
+def test_a_flood_ends_its_connection(name, peer):
     """The peer gets ENHANCE_YOUR_CALM, and what it caused to be sent is bounded."""
-    peer = Peer(LIMITS)
     peer.send(peer.call(1))
     sent = 0
     for number in range(200):
@@ -45,9 +50,8 @@ def test_a_flood_ends_its_connection(name):
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_slow_peer_is_not_a_flood(name):
+def test_a_slow_peer_is_not_a_flood(name, peer):
     """As many frames in several ticks are nothing to complain about."""
-    peer = Peer(LIMITS)
     peer.send(peer.call(1))
     for number in range(200):
         if not number % 20:
@@ -56,9 +60,8 @@ def test_a_slow_peer_is_not_a_flood(name):
         assert peer.alive
 
 
-def test_empty_data_is_a_flood():
+def test_empty_data_is_a_flood(peer):
     """DATA frames without data that end nothing are counted."""
-    peer = Peer(LIMITS)
     frames = peer.send(peer.headers(1), f.frame(f.DATA, 0, 1) * 60)
     assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
 
@@ -112,18 +115,16 @@ def test_tiny_windows_are_paid_for_by_what_they_let_through():
     assert peer.sender.queued == 0
 
 
-def test_small_data_is_a_flood():
+def test_small_data_is_a_flood(peer):
     """DATA frames of a few bytes that end nothing are counted; larger ones are not."""
-    peer = Peer(LIMITS)
     frames = peer.send(peer.headers(1), f.frame(f.DATA, 0, 1, bytes(64)) * 200)
     assert peer.alive
     frames = peer.send(f.frame(f.DATA, 0, 1, b"x") * 60)
     assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_one_settings_frame_with_thousands_of_settings_is_a_flood():
+def test_one_settings_frame_with_thousands_of_settings_is_a_flood(peer):
     """Settings are counted by what they cost, not by their frames."""
-    peer = Peer(LIMITS)
     many = (b"\0\4\0\0\0\1" + b"\0\4\0\0\0\2") * 500
     frames = peer.send(f.frame(f.SETTINGS, 0, 0, many))
     assert goaway_code(frames) == ErrorCode.ENHANCE_YOUR_CALM
@@ -174,9 +175,8 @@ def test_a_closed_connection_window_is_looked_at_once():
     assert peer.sender.queued == 0
 
 
-def test_headers_of_many_fields_are_a_flood():
+def test_headers_of_many_fields_are_a_flood(peer):
     """A few bytes that unpack to kilobytes of headers count by what they unpack to."""
-    peer = Peer(LIMITS)
     costly = [*REQUEST, *(("n", "x" * 30) for _ in range(100))]
     peer.send(peer.headers(1, costly))
     frames = peer.send(*(peer.headers(sid, [*costly, ("o", str(sid))]) for sid in range(3, 203, 2)))
