@@ -54,10 +54,17 @@ def fill(db):
 
 
 @pytest.fixture
-def filled(tmp_path, place):
-    """An engine whose older records are in objects alone, and its topic."""
-    with frazil.open(tmp_path / "data", **place) as db:
-        yield db, fill(db)
+def db(tmp_path, place):
+    """An engine whose topic has its older records in objects alone."""
+    with frazil.open(tmp_path / "data", **place) as found:
+        fill(found)
+        yield found
+
+
+@pytest.fixture
+def topic(db):
+    """The topic of that engine."""
+    return db.topic(TOPIC)
 
 
 def objects_of(db, topic):
@@ -73,9 +80,8 @@ def first_of(reader):
         return next(iter(reader)).offset
 
 
-def test_a_time_leads_into_objects(filled):
+def test_a_time_leads_into_objects(topic):
     """Reading from a time begins with the first record at or after it, wherever that is."""
-    _db, topic = filled
     times = [
         (batch.offset + sum(n for n, _us in batch.times[:at]), us)
         for batch in topic.read(0)
@@ -88,9 +94,8 @@ def test_a_time_leads_into_objects(filled):
     assert list(topic.read(moment(times[-1][1] + 1))) == []
 
 
-def test_a_subscription_from_the_beginning_reads_objects_first(filled):
+def test_a_subscription_from_the_beginning_reads_objects_first(db, topic):
     """A subscription gets every record once, in order, from objects and then from the log."""
-    db, topic = filled
     seen, waiting = [], []
     with topic.subscribe("replay", start="earliest", max_unacked=2 * BATCH) as stream:
         for delivery in stream:
@@ -107,9 +112,8 @@ def test_a_subscription_from_the_beginning_reads_objects_first(filled):
     assert facts["lag_records"] == 0
 
 
-def test_asyncio_looks_a_time_up_in_a_worker(filled, tmp_path, place, monkeypatch):
+def test_asyncio_looks_a_time_up_in_a_worker(db, topic, tmp_path, place, monkeypatch):
     """The loop's thread never waits for the store, not even for the start of a reader."""
-    db, topic = filled
     start = next(iter(topic.read(100))).time_us
     db.close()
     asked = []
@@ -132,9 +136,8 @@ def test_asyncio_looks_a_time_up_in_a_worker(filled, tmp_path, place, monkeypatc
     assert loop_thread not in asked
 
 
-def test_a_missing_object_is_reported_and_not_skipped(filled, tmp_path):
+def test_a_missing_object_is_reported_and_not_skipped(db, topic, tmp_path):
     """The reader learns which records are gone, and reads the records after them."""
-    db, topic = filled
     gone = objects_of(db, topic)[1]
     (tmp_path / "objects" / gone.key).unlink()
     seen = 0
@@ -146,9 +149,8 @@ def test_a_missing_object_is_reported_and_not_skipped(filled, tmp_path):
     assert first_of(topic.read(gone.end)) == gone.end
 
 
-def test_a_flipped_byte_costs_its_frame_alone(filled, tmp_path):
+def test_a_flipped_byte_costs_its_frame_alone(db, topic, tmp_path):
     """Damage in an object is reported as one range; all other records come."""
-    db, topic = filled
     hit = objects_of(db, topic)[0]
     path = tmp_path / "objects" / hit.key
     data = bytearray(path.read_bytes())
@@ -167,9 +169,8 @@ def test_a_flipped_byte_costs_its_frame_alone(filled, tmp_path):
     assert sorted(seen + lost) == list(range(RECORDS))
 
 
-def test_the_copy_at_hand_is_preferred(filled, tmp_path):
+def test_the_copy_at_hand_is_preferred(db, topic, tmp_path):
     """Records that the log has are read there: a store that is gone does not matter to them."""
-    db, topic = filled
     at_hand = topic.runtime.state.start
     (tmp_path / "objects").rename(tmp_path / "elsewhere")
     assert sum(batch.count for batch in topic.read(at_hand)) == RECORDS - at_hand
@@ -193,9 +194,8 @@ def test_a_store_that_is_down_is_unavailable_and_comes_back(tmp_path):
             assert sum(batch.count for batch in topic.read(0)) == RECORDS
 
 
-def test_what_remote_retention_took_is_named(filled):
+def test_what_remote_retention_took_is_named(db, topic):
     """Below the first object that is kept, readers learn the first offset there is."""
-    db, topic = filled
     kept = objects_of(db, topic)[1]
     db.objects.catalog.expire(topic.runtime.state.id, kept.first)
     with pytest.raises(NotFound, match=f"offset_first={kept.first}"):

@@ -63,9 +63,14 @@ def create(header):
     return FakeCall(CREATE, message, {"authorization": header})
 
 
-def test_the_guard_takes_what_the_files_say(tmp_path):
+@pytest.fixture
+def clock():
+    """Return a clock that stands still."""
+    return SimulatedClock(step_us=0)
+
+
+def test_the_guard_takes_what_the_files_say(tmp_path, clock):
     """Tokens of the secret file and keys of the access file open what the roles grant."""
-    clock = SimulatedClock(step_us=0)
     guard = load_guard(settings_of(tmp_path), needs=NEEDS, clock=clock)
     assert guard.enabled
     assert guard(create(token("writer", clock))) is None
@@ -83,9 +88,8 @@ def test_the_defaults_let_everybody_in(tmp_path):
     assert found[2][0] is Code.RESOURCE_EXHAUSTED
 
 
-def test_the_skew_and_the_audience_are_used(tmp_path):
+def test_the_skew_and_the_audience_are_used(tmp_path, clock):
     """A token that ended 20 s ago is taken, one of 40 s ago is not; nor is one for another audience."""
-    clock = SimulatedClock(step_us=0)
     for lives_s, code in ((-40, Code.UNAUTHENTICATED), (-20, None)):
         old = token("writer", clock, lives_s=lives_s)
         found = load_guard(settings_of(tmp_path), needs=NEEDS, clock=clock)(create(old))
@@ -154,9 +158,8 @@ def secrets_of(clock):
     return [SECRET, KEY.digest, KEY.text[-32:-1], *(p for p in parts if len(p) > 20)], headers
 
 
-def test_no_secret_is_in_logs_errors_or_statuses(tmp_path, log):
+def test_no_secret_is_in_logs_errors_or_statuses(tmp_path, log, clock):
     """Calls with good, bad and forged credentials leave no part of one anywhere that is shown."""
-    clock = SimulatedClock(step_us=0)
     hidden, headers = secrets_of(clock)
     settings = settings_of(tmp_path)
     guard = load_guard(settings, needs=NEEDS, clock=clock)
@@ -191,9 +194,8 @@ def test_no_secret_is_in_the_refusal_of_a_file(tmp_path, broken):
             assert KEY.digest not in seen
 
 
-def test_a_flood_of_bad_calls_does_not_flood_the_log(tmp_path, log):
+def test_a_flood_of_bad_calls_does_not_flood_the_log(tmp_path, log, clock):
     """A thousand refusals in a second are ten lines, and all are counted."""
-    clock = SimulatedClock(step_us=0)
     guard = load_guard(settings_of(tmp_path), needs=NEEDS, clock=clock)
     for _ in range(1000):
         guard(FakeCall(CREATE))
@@ -202,9 +204,8 @@ def test_a_flood_of_bad_calls_does_not_flood_the_log(tmp_path, log):
     assert logging.getLevelName(telemetry.LOGGER.level) == "DEBUG"
 
 
-def test_a_caller_cannot_write_lines_of_its_own(tmp_path, log):
+def test_a_caller_cannot_write_lines_of_its_own(tmp_path, log, clock):
     """Line breaks in what the caller sent do not break a line of the log."""
-    clock = SimulatedClock(step_us=0)
     guard = load_guard(settings_of(tmp_path), needs=NEEDS, clock=clock)
     guard(FakeCall("/x\nevil", b"", {"authorization": "Bearer a\nb"}, peer="p\nq"))
     assert len(log.getvalue().splitlines()) == 1
