@@ -137,7 +137,7 @@ class Engine(Instance):
 
     @property
     def has_tiers(self) -> bool:
-        """Tell whether there are memory and disk; without them the log serves alone."""
+        """Return whether there are memory and disk; without them the log serves alone."""
         return self._tiers is not None
 
     @property

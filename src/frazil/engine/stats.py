@@ -268,7 +268,7 @@ def health(engine: Engine) -> str:
 
 
 def _has_lost(engine: Engine) -> bool:
-    """Tell whether records are lost; not only on the opening that found it."""
+    """Return whether records are lost; not only on the opening that found it."""
     topics = list(engine.log.journal.state.topics.values())
     ranges = [each for topic in topics if not topic.spec.deleted_us for each in topic.ranges]
     for runtime in engine.runtimes:

@@ -83,7 +83,7 @@ class ObjectCatalog:
         return known.picture if known is not None else TopicObjects(topic_id)
 
     def __contains__(self, topic_id: int) -> bool:
-        """Tell whether a topic has rows."""
+        """Return whether a topic has rows."""
         return topic_id in self._known
 
     def topics(self) -> dict[int, TopicObjects]:
@@ -291,7 +291,7 @@ class ObjectCatalog:
         return self._store.commit(transaction)
 
     def _landed(self, transaction: Transaction) -> bool:
-        """Tell whether a transaction of unknown outcome was applied."""
+        """Return whether a transaction of unknown outcome was applied."""
         for key, value in transaction.puts.items():
             found = self._store.get(key)
             if found is None or found.value != value:

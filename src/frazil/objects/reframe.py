@@ -113,7 +113,7 @@ class Reframer:
             yield from self._cut(held)
 
     def _go_on(self, held: _Rows, rows: _Rows) -> bool:
-        """Tell whether rows of two reads belong to one frame: same time, and not too many."""
+        """Return whether rows of two reads belong to one frame: same time, and not too many."""
         same = (held.time_us, held.version, held.end) == (rows.time_us, rows.version, rows.offset)
         return same and (held.batch.nbytes < FRAME_BYTES or self._runs.whole(held.end) > held.end)
 

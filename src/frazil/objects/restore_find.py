@@ -253,7 +253,7 @@ def _rank(found: Descriptor) -> int:
 
 
 def _between(offsets: Sequence[int], low: int, high: int) -> bool:
-    """Tell whether one of the sorted offsets is in `[low, high)`."""
+    """Return whether one of the sorted offsets is in `[low, high)`."""
     number = bisect_left(offsets, low)
     return number < len(offsets) and offsets[number] < high
 

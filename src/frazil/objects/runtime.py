@@ -142,7 +142,7 @@ class ObjectsTopic:
         return uploaded if held is None or held < uploaded else None
 
     def is_behind(self, end: int) -> bool:
-        """Tell whether records below an offset are still to be uploaded, and will be."""
+        """Return whether records below an offset are still to be uploaded, and will be."""
         return self.uploaded < end and not self.waits.refusal
 
     def check_uploaded(self, end: int) -> None:
@@ -157,12 +157,12 @@ class ObjectsTopic:
             )
 
     def fits(self, end: int) -> bool:
-        """Tell whether objects that end there can be the registered ones."""
+        """Return whether objects that end there can be the registered ones."""
         state = self.runtime.state
         return state.holds.get(OBJECTS_HOLD, 0) <= end <= state.durable
 
     def _lacks_objects(self) -> bool:
-        """Tell whether the hold is above the registered objects: the metadata was lost."""
+        """Return whether the hold is above the registered objects: the metadata was lost."""
         return self.runtime.state.holds.get(OBJECTS_HOLD, 0) > self.uploaded
 
     def status(self, now_us: int) -> dict[str, Any]:

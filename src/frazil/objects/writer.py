@@ -297,7 +297,7 @@ class Uploader:
         self.troubles.pop(topic_id, None)
 
     def due(self, topic_id: int, *, is_waiting: bool = False) -> bool:
-        """Tell whether a topic may be tried now; waiting publishers shorten the pause."""
+        """Return whether a topic may be tried now; waiting publishers shorten the pause."""
         trouble = self.troubles.get(topic_id)
         if trouble is None:
             return True

@@ -1,4 +1,4 @@
-"""One SQL over all tiers: DuckDB does the SQL, this package decides what it may see and read."""
+"""One SQL over all tiers: DuckDB runs the SQL; this package checks it and selects its data."""
 
 from __future__ import annotations
 

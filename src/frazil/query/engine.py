@@ -1,7 +1,7 @@
-"""SQL over all tiers: check, plan, take one snapshot, leave out what cannot matter, run.
+"""SQL over all tiers: check, plan, take one snapshot, prune chunks and files, run.
 
-A look-up by key ends before DuckDB is asked; everything else runs there, over the Arrow batches of
-the memory tier as they are and over the files of the disk tier.
+A look-up by key does not use DuckDB. DuckDB runs all other statements, over the memory tier's
+Arrow batches without a copy and over the files of the disk tier.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ RETRY_AFTER_MS: Final = 1_000
 def query_failure(
     error: duckdb.Error | OSError, *, lease: Lease, files: Iterable[str]
 ) -> FrazilError:
-    """Return the error to raise for one of DuckDB's.
+    """Return the Frazil error for an error of DuckDB.
 
-    The lease has why the query was interrupted, if it was; an error that names one of `files` is
-    damage, not a mistake in the statement. While a result is read Arrow hands DuckDB's errors
-    on as `OSError`, with the same text.
+    If the query was interrupted, the lease has the reason. An error that names one of `files`
+    means damage, not a mistake in the statement. While a result is read, Arrow raises DuckDB's
+    errors as `OSError` with the same text.
     """
     text = str(error)
     if lease.stopped is not None:
@@ -59,7 +59,7 @@ def query_failure(
         if path in text:
             return CorruptionError("a file of the disk tier cannot be read", file=path, cause=text)
     kind, _, rest = text.partition(" Error: ")
-    # Without the excerpt of the text that ran: it is not what the user wrote.
+    # DuckDB's excerpt is dropped: it shows the rewritten text, not the user's.
     message = (rest or text).split("\n\nLINE ", 1)[0].strip()
     return _KINDS.get(kind, InvalidRequest)(" ".join(message.split())[:_MESSAGE_CHARACTERS_MAX])
 
@@ -95,7 +95,7 @@ class FoundRow(NamedTuple):
 
 @define(eq=False)
 class TableRead:
-    """What is read for one table of the statement; `keys` if they were looked up instead."""
+    """The relation of one table of the statement, or the `keys` that were looked up for it."""
 
     use: PlannedUse
     limits: Limits
@@ -108,7 +108,7 @@ class TableRead:
 
 @define(eq=False)
 class Prepared:
-    """A statement that can be run now."""
+    """A statement that is ready to run."""
 
     text: str
     tables: ArrowTables
@@ -125,7 +125,7 @@ def prepare(
     prefix: str,
     catalog: Callable[[str], pa.Table],
 ) -> Prepared:
-    """Make the relations of all tables of a plan."""
+    """Build the relations of all tables of a plan."""
     tables = ArrowTables(prefix)
     relations: list[str] = []
     reads: list[TableRead] = []
@@ -156,7 +156,7 @@ def prepare(
 def _looked_up(
     read: TableRead, values: Mapping[str, Any], folded: Sequence[Any], tables: ArrowTables
 ) -> str | None:
-    """Return the relation of the rows that the conditions name by key, None if they do not."""
+    """Return the relation of the rows that the conditions name by key, None if they name none."""
     if read.use.key is None:
         return None
     keys = keys_of(read.use.key, values, folded)
@@ -219,7 +219,7 @@ def _sizes(chunk: ChunkView) -> tuple[int, int]:
 def _facts(
     what: str, every: Sequence[tuple[int, int]], read: Sequence[tuple[int, int]]
 ) -> dict[str, int]:
-    """Return what a tier has of a topic, and what of it is read: (rows, bytes) of each item."""
+    """Return the size of a topic in a tier and the part that is read; items are (rows, bytes)."""
     return {
         what: len(every),
         "rows": sum(rows for rows, _ in every),
@@ -232,9 +232,9 @@ def _facts(
 
 
 def _lookup_facts(keys: int, found: Sequence[FoundRow]) -> dict[str, Any]:
-    """Return which tiers and files have the rows that were looked up.
+    """Return the tiers and files of the rows that were looked up.
 
-    Files are those whose offsets include a row's: of several that overlap one has it.
+    A file counts if its offsets include a row's. If several files overlap, one of them has the row.
     """
     in_memory = [each for each in found if each.row["_offset"] >= each.snapshot.cut]
     on_disk = [each for each in found if each.row["_offset"] < each.snapshot.cut]
@@ -262,9 +262,9 @@ _HUGE: Final = frozenset({"HUGEINT", "UHUGEINT"})
 class QueryEngine:
     """Answers SQL about the topics of `sources`. All methods may be called from any thread.
 
-    `result_bytes_ahead` is how much of a result is read before the caller gets it. `admit` is
-    called before a query that scans begins, and raises if it must not; look-ups by key alone are
-    always admitted.
+    `result_bytes_ahead` is the number of bytes of a result that are read before the caller gets
+    it. `admit` is called before a query that scans begins and raises to refuse it. A statement
+    that only looks up keys is always admitted.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class QueryEngine:
         self._bytes_ahead = result_bytes_ahead
         self._timeout_s = limits.timeout_s
         self._admit = admit
-        # By the query's id. Finalizers take entries out: only calls that need no lock.
+        # By the query's id. Finalizers remove entries, so all calls must work without a lock.
         self._ahead: dict[int, int] = {}
         self._prefix = f"__frazil_{clock.random_bytes(8).hex()}_"
         self._pool = Pool(limits, clock)
@@ -298,11 +298,11 @@ class QueryEngine:
         timeout_s: float | None = None,
         on_begin: Callable[[int], None] | None = None,
     ) -> Result:
-        """Run one statement that reads and return its rows.
+        """Run one read-only statement and return its rows.
 
         `params` is a list for `?` and `$1`, a mapping for `$name`. `as_of_offset` and `as_of_time`
         read the past, `min_offset` waits for a record that was acknowledged. `on_begin` gets
-        the id for `cancel` of a query that scans, before it waits for anything.
+        the id for `cancel` of a query that scans, before the query waits for anything.
 
         Raises:
             InvalidRequest: if the statement is not allowed or wrong.
@@ -345,12 +345,12 @@ class QueryEngine:
         min_offset: Any = None,
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Plan a query and say what it would read: tiers, files, rows, bytes, what it leaves out.
+        """Plan a query; return the tiers, files, rows and bytes that it would read or prune.
 
-        The query is planned at a snapshot of its own and not run; keys are looked up, to tell
-        where their rows are. `path` is "index" if all tables are looked up by key, else "scan";
-        `tables` has one entry for each topic that the statement names, `plan` is DuckDB's. Raises
-        what `query` raises.
+        The query is planned at a new snapshot and not run. Keys are looked up to locate their
+        rows. `path` is "index" if all tables are looked up by key, else "scan". `tables` has one
+        entry for each topic that the statement names; `plan` is DuckDB's plan. Raises the same
+        errors as `query`.
         """
         plan = self._plans.plan(sql)
         params = settled_params(params)
@@ -365,7 +365,7 @@ class QueryEngine:
             self._pool.release(lease)
 
     def bytes_ahead(self) -> int:
-        """Return the bytes of results that were read ahead and are still held."""
+        """Return the bytes of results that were read ahead and not yet freed."""
         return sum(list(self._ahead.values()))
 
     def running(self) -> list[RunningQuery]:
@@ -373,11 +373,11 @@ class QueryEngine:
         return self._pool.running()
 
     def cancel(self, query_id: int) -> bool:
-        """Stop one query; its caller gets `Unavailable`. Tells whether it ran."""
+        """Stop one query; its caller gets `Unavailable`. Return whether it was running."""
         return self._pool.cancel(query_id, "cancelled by the caller") > 0
 
     def cancel_all(self, reason: str = "cancelled by the engine") -> int:
-        """Stop all queries; their callers get `Unavailable`. Returns how many there were."""
+        """Stop all queries; their callers get `Unavailable`. Return the number of queries."""
         return self._pool.cancel(None, reason)
 
     def close(self) -> None:
@@ -388,7 +388,7 @@ class QueryEngine:
     def _prepare(
         self, lease: Lease, plan: Plan, values: Mapping[str, Any], at: Mapping[str, Any]
     ) -> Prepared:
-        """Wait for offsets, then for a slot, take the snapshots and make the relations."""
+        """Wait for offsets, then for a slot; take the snapshots and build the relations."""
         wanted, min_offset = plan.wanted(), at["min_offset"]
         if min_offset is not None:
             with watching(self._late(lease.begun, lease.deadline, lease.check)):
@@ -426,7 +426,7 @@ class QueryEngine:
         rows_max = point.rows_max(values)
         if keys is None or rows_max is None:
             return None
-        # A look-up has no lease.
+        # A look-up needs no lease.
         begun = self._clock.monotonic()
         deadline = begun + (self._timeout_s if timeout_s is None else timeout_s)
         with watching(self._late(begun, deadline)):
@@ -438,7 +438,7 @@ class QueryEngine:
     def _late(
         self, begun: float, deadline: float, check: Callable[[], None] = lambda: None
     ) -> Callable[[], None]:
-        """Return what raises when a time is over, after another check."""
+        """Return a function that runs a check, then raises if the time limit has passed."""
 
         def late() -> None:
             check()
@@ -482,7 +482,7 @@ class QueryEngine:
         )
 
     def _guarded(self, prepared: Prepared, lease: Lease, work: Callable[[], Any]) -> Any:
-        """Do something in DuckDB; its errors become ours."""
+        """Call DuckDB and convert its errors."""
         import duckdb
 
         try:
@@ -492,9 +492,9 @@ class QueryEngine:
 
 
 def _fold(plan: Plan, values: Mapping[str, Any], lease: Lease) -> list[Any]:
-    """Let DuckDB evaluate the constants; nothing is known of them if one cannot be.
+    """Evaluate the constants in DuckDB; if one of them fails, none is known.
 
-    The transaction is left open: `now()` in the query must be the `now()` of the constants.
+    The transaction stays open: `now()` in the query must equal the `now()` of the constants.
     """
     if not plan.fold_text:
         return []
@@ -506,7 +506,7 @@ def _fold(plan: Plan, values: Mapping[str, Any], lease: Lease) -> list[Any]:
     try:
         table = connection.execute(plan.fold_text, given or None).to_arrow_table()
     except duckdb.Error:
-        # The query itself says what is wrong, if it gets that far.
+        # If the query evaluates the constant, it raises the error itself.
         connection.execute("ROLLBACK")
         return []
     return [folded_value(column[0]) for column in table.columns]

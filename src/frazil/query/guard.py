@@ -1,7 +1,7 @@
-"""What a statement may consist of: every node of its tree must be of a known kind.
+"""The guard of statements: every node of the syntax tree must be of an allowed kind.
 
-The guard refuses what it does not know. It does not look at names of tables: `tables.py` replaces
-each of them by what it stands for, and refuses those it does not know.
+The guard refuses all unknown nodes and functions. It does not check table names: `tables.py`
+replaces each of them by a placeholder and refuses unknown ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TABLE_FUNCTIONS: Final = frozenset(
 )
 
 VOLATILE: Final = frozenset({"error", "gen_random_uuid", "random", "uuid", "uuidv4", "uuidv7"})
-"""Give another value at each call: never evaluated before the query runs."""
+"""Functions whose value differs at each call; they are never evaluated before the query runs."""
 
 _NAMES: Final = """
 !__postfix !~~ !~~* % & && * ** + - ->> / // <-> << <=> <@ >> @ @> ^ ^@ | || ~ ~~ ~~* ~~~
@@ -126,7 +126,7 @@ class Parser:
         """Return the one statement of `sql`.
 
         Raises:
-            InvalidRequest: if it is not one statement that reads.
+            InvalidRequest: if it is not exactly one read-only statement.
         """
         text = self._ask("SELECT json_serialize_sql($1::VARCHAR)", checked_text(sql))
         try:
@@ -146,7 +146,7 @@ class Parser:
         return self._ask("SELECT json_deserialize_sql($1::JSON)", answer)
 
     def schema(self, query: str) -> pa.Schema:
-        """Return the columns that a query without tables gives, as DuckDB hands them out."""
+        """Return the result columns of a query without tables, as DuckDB returns them."""
         connection = self._connection()
         try:
             return connection.execute(query).to_arrow_reader().schema
@@ -154,7 +154,7 @@ class Parser:
             self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the connections; nothing is parsed any more."""
+        """Close the connections; the parser cannot be used afterwards."""
         while self._idle:
             self._idle.pop().close()
 
@@ -240,7 +240,7 @@ KINDS: Final = frozenset(
         "RECURSIVE_CTE_NODE",
         "SELECT_NODE",
         "SET_OPERATION_NODE",
-        # What follows FROM.
+        # Items of FROM.
         "BASE_TABLE",
         "EMPTY",
         "EXPRESSION_LIST",
@@ -249,7 +249,7 @@ KINDS: Final = frozenset(
         "SHOW_REF",
         "SUBQUERY",
         "TABLE_FUNCTION",
-        # Modifiers of queries, and orders in them.
+        # Modifiers of queries, and sort orders.
         "DISTINCT_MODIFIER",
         "LIMIT_MODIFIER",
         "LIMIT_PERCENT_MODIFIER",
@@ -257,7 +257,7 @@ KINDS: Final = frozenset(
         "ASCENDING",
         "DESCENDING",
         "ORDER_DEFAULT",
-        # Types of casts and constants.
+        # Types in casts and constants.
         "ARRAY_TYPE_INFO",
         "DECIMAL_TYPE_INFO",
         "LIST_TYPE_INFO",
@@ -282,7 +282,7 @@ def nodes(tree: Any) -> Iterator[Node]:
 
 
 def check_statement(statement: Node) -> None:
-    """Refuse a statement with a node or a function that is not known to be harmless.
+    """Refuse a statement with a node or a function outside of the allowed ones.
 
     Raises:
         InvalidRequest: naming what is not allowed.
@@ -297,7 +297,7 @@ def check_statement(statement: Node) -> None:
         elif isinstance(kind, str) and kind not in KINDS:
             raise InvalidRequest("this kind of SQL is not allowed", kind=kind)
         elif kind == "TABLE_FUNCTION":
-            # Its function is one of tables, the arguments are expressions like any other.
+            # The function returns a table; its arguments are ordinary expressions.
             _check_table_function(item["function"])
             table_functions.add(id(item["function"]))
         elif kind == "BASE_TABLE" and item.get("at_clause") is not None:

@@ -1,8 +1,8 @@
-"""From the text of a statement to what is needed to run it at any snapshot.
+"""Plans: a statement, parsed and rewritten so that it can run at any snapshot.
 
-A plan depends on the text and on the topics' schemas alone, so that it can be kept. It has two
-forms: a look-up of keys that needs no DuckDB at all, and the rewritten text with gaps for the
-relations of each table.
+A plan depends only on the text and on the topics' schemas, so plans are cached. A plan has two
+forms: a look-up of keys without DuckDB, and the rewritten text with one placeholder for the
+relation of each table.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 PLANS_MAX: Final = 1_024
 PLAN_CHARACTERS_MAX: Final = 16_384
-"""Plans of longer statements are not kept."""
+"""Plans of longer statements are not cached."""
 
 
 @frozen(eq=False)
 class PlannedUse:
     """One table of a statement: the columns it needs, the conditions on them.
 
-    `key` are the conditions that name whole keys, None if the index cannot help; `described` says
-    that only its columns matter.
+    `key` are the conditions that name whole keys, None if the index cannot be used. `described`
+    means that the statement needs only the table's columns, no rows.
     """
 
     topic: TopicName
@@ -58,9 +58,9 @@ class PlannedUse:
 
 @frozen(eq=False)
 class Plan:
-    """A statement that is allowed, ready to be run.
+    """An allowed statement that is ready to run.
 
-    `point` is the look-up that it is, if it is one, and `schema` the columns of its result.
+    If the statement is a look-up, `point` is its plan and `schema` has its result columns.
     """
 
     parameters: frozenset[str]
@@ -72,14 +72,14 @@ class Plan:
     fold_parameters: frozenset[str] = frozenset()
 
     def text(self, relations: Sequence[str]) -> str:
-        """Return the text that DuckDB runs, with the relations in their gaps."""
+        """Return the text that DuckDB runs, with the relations in place of the placeholders."""
         parts = [self.pieces[0]]
         for index, piece in zip(self.pieces[1::2], self.pieces[2::2], strict=True):
             parts += ["(", relations[int(index)], ")", piece]
         return "".join(parts)
 
     def wanted(self) -> dict[TopicName, bool]:
-        """Return the topics that the statement reads, and whether it reads their state."""
+        """Return the topics of the statement, each with whether their state is read."""
         found: dict[TopicName, bool] = {}
         for use in self.uses:
             if use.info is not None:
@@ -90,7 +90,7 @@ class Plan:
         """Return the values of the parameters by name.
 
         Raises:
-            InvalidRequest: unless each parameter has a value, and each value a parameter.
+            InvalidRequest: if a parameter has no value or a value has no parameter.
         """
         if params is None:
             given: dict[str, Any] = {}
@@ -110,9 +110,9 @@ class Plan:
 
 
 class Planner:
-    """Makes and keeps plans. All methods may be called from any thread.
+    """Makes and caches plans. All methods may be called from any thread.
 
-    `prefix` must be a word that no statement can contain by chance.
+    `prefix` begins the placeholders; it must be a word that no statement contains by chance.
     """
 
     def __init__(self, sources: EngineSources, prefix: str) -> None:
@@ -138,17 +138,17 @@ class Planner:
         return plan
 
     def templated(self, sql: str) -> tuple[Plan, dict[str, Any]] | None:
-        """Return the look-up that a simple text is, and the values in it; None if it is none.
+        """Return the plan of a simple look-up and its literal values; None for other texts.
 
-        Texts that differ in their literals alone have one plan: to parse each takes longer than
-        its look-up.
+        Texts that differ only in their literals share one plan, because parsing a text takes
+        longer than its look-up.
         """
         found = template_of(checked_text(sql))
         if found is None:
             return None
         template, values = found
         plan = self._kept(template, template=True)
-        # With fewer parameters a literal became part of a name: it is another statement.
+        # Fewer parameters than literals: a literal became part of a name, so the meaning differs.
         if plan is None or plan.point is None or len(plan.parameters) != len(values):
             return None
         return plan, {str(number): value for number, value in enumerate(values, 1)}
@@ -177,7 +177,7 @@ class Planner:
         return plan
 
     def close(self) -> None:
-        """Forget all plans; later calls raise `Closed`."""
+        """Drop all plans; later calls raise `Closed`."""
         with self._lock:
             self._closed = True
             parser, self._parser = self._parser, None
@@ -186,10 +186,10 @@ class Planner:
             parser.close()
 
     def _refresh(self, version: int) -> None:
-        """Forget the plans if the topics changed since."""
+        """Drop the plans if the topics have changed."""
         with self._lock:
             self._check_open()
-            # The version was read before the topics: a change in between is seen next time.
+            # The version was read before the topics, so the next call sees a change in between.
             self._topics = self._sources.topics()
             self._plans = {}
             self._version = version
@@ -200,7 +200,7 @@ class Planner:
 
     def _made(self, sql: str, topics: Mapping[TopicName, TopicInfo]) -> Plan:
         if self._prefix in sql:
-            # A text with a placeholder of its own could get a relation in a wrong gap.
+            # If the user's text had a placeholder, it would be replaced by a relation too.
             raise InvalidRequest("statement cannot be rewritten")
         with self._lock:
             self._check_open()
@@ -230,7 +230,7 @@ class Planner:
 
 
 def _shown_by(point: PointPlan) -> str:
-    """Return a query that has the columns of a look-up's result."""
+    """Return a query whose result has the columns of the look-up."""
     return empty_relation([column._replace(name=name) for name, column in point.shown])
 
 
@@ -255,9 +255,9 @@ def _planned(use: TableUse, wanted: WantedNames | None, folds: list[Node]) -> Pl
 def _needed(
     columns: tuple[ViewColumn, ...], wanted: WantedNames | None, name: str
 ) -> tuple[ViewColumn, ...]:
-    """Return the columns that the statement can name, at least one that has rows of its own."""
+    """Return the columns that the statement may use, at least one not `_op` or `_part`."""
     if wanted is None or name in wanted.alone:
-        # The name of a table stands for its rows as a whole.
+        # A table's name used as a column is the whole row.
         return columns
     needed = tuple(column for column in columns if column.name.casefold() in wanted.names)
     if any(column.name not in {"_op", "_part"} for column in needed):
@@ -266,7 +266,7 @@ def _needed(
 
 
 def _cheapest(columns: Sequence[ViewColumn]) -> ViewColumn:
-    """Return the column that costs least to read: only its rows are counted."""
+    """Return the column that is cheapest to read, for statements that only count rows."""
     own = [column for column in columns if column.field is not None]
     if not own:
         return columns[0]
@@ -286,16 +286,16 @@ TEMPLATE_CHARACTERS_MAX: Final = 2_000
 _SIMPLE: Final = re.compile(
     r"""(?> [\w\s(),.=*;]+ | "[^"\0]*" | '(?: [^'\0] | '' )*' )*+""", re.VERBOSE
 )
-"""Words, numbers, strings and a little punctuation: neither comments nor signs nor parameters."""
+"""Words, numbers, strings and some punctuation, but no comments, signs or parameters."""
 
 _LITERAL: Final = re.compile(r""" "[^"]*" | '(?: [^'] | '' )*' | \b[0-9]{1,18}\b """, re.VERBOSE)
 
 
 def template_of(sql: str) -> tuple[str, list[Any]] | None:
-    """Return the text with `$1`, `$2`… in place of its literals, and their values.
+    """Return the text with its literals replaced by `$1`, `$2`…, and their values.
 
-    None if there are none, or if the text is not simple. The parser finds out whether a template
-    means the same as the text: with a parameter where only a literal may stand it is no statement.
+    None if the text has no literals or is not simple. The parser refuses a template that has a
+    parameter where SQL allows only a literal.
     """
     if len(sql) > TEMPLATE_CHARACTERS_MAX or _SIMPLE.fullmatch(sql) is None:
         return None

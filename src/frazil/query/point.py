@@ -1,9 +1,9 @@
-"""Statements that look up rows by key: answered from the index, without a plan of DuckDB.
+"""Look-up statements: rows by key, read from the index without DuckDB.
 
-`SELECT columns FROM topic WHERE key = constant`, in any textual form: the tree is what is
-recognised. All key columns must be compared, nothing else may stand in the statement but a LIMIT.
-A statement that is more than that and still names whole keys is run by DuckDB over the rows that
-the index finds (`prepared.py`).
+The form is `SELECT columns FROM topic WHERE key = constant`. It is recognised in the syntax tree,
+so spelling and layout do not matter. The statement must compare all key columns and may have a
+LIMIT, but nothing else. DuckDB runs other statements that name whole keys, over the rows that the
+index returns (`engine.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STAR_EXTRAS: Final = (
 
 
 class PointPlan(NamedTuple):
-    """Which rows to look up, and what to show of them: (name, column) pairs."""
+    """The keys to look up and the result's columns as (name, column) pairs."""
 
     topic: TopicName
     key: tuple[Condition, ...]
@@ -35,7 +35,7 @@ class PointPlan(NamedTuple):
     limit: Constant | None
 
     def rows_max(self, params: Mapping[str, Any]) -> int | None:
-        """Return the limit; None if the statement must be left to DuckDB."""
+        """Return the limit; None if DuckDB must run the statement."""
         if self.limit is None:
             return 1 << 62
         value = self.limit.of(params, ())
@@ -43,7 +43,7 @@ class PointPlan(NamedTuple):
 
 
 def point_of(statement: Node, uses: Sequence[TableUse]) -> PointPlan | None:
-    """Return the look-up that a statement is, None if it is more than that."""
+    """Return the look-up plan of a statement, None if it is not a plain look-up."""
     node: Node = statement["node"]
     use = uses[0] if len(uses) == 1 else None
     if use is None or use.info is None or node is not use.select or not _is_plain(node):
@@ -52,7 +52,7 @@ def point_of(statement: Node, uses: Sequence[TableUse]) -> PointPlan | None:
     reader = Reader(use, view_columns(use.info, log=False), folds)
     conditions = reader.conditions()
     key = None if use.log else key_conditions(use.info, conditions)
-    # Anything in WHERE beyond one condition on each key column is left to DuckDB.
+    # DuckDB runs a statement whose WHERE has more than one condition on each key column.
     is_whole = len(conjuncts(node["where_clause"])) == len(conditions) == len(use.info.key_names)
     if key is None or folds or not is_whole:
         return None
@@ -62,16 +62,16 @@ def point_of(statement: Node, uses: Sequence[TableUse]) -> PointPlan | None:
 
 
 def _is_plain(node: Node) -> bool:
-    """Tell whether a SELECT has neither common tables, groups nor samples."""
+    """Return whether a SELECT has no common table expressions, groups or samples."""
     parts = (node["cte_map"]["map"], *(node[part] for part in _EMPTY_PARTS))
     return not any(parts) and node["aggregate_handling"] == "STANDARD_HANDLING"
 
 
 def _shown(select_list: list[Node], reader: Reader) -> tuple[tuple[str, ViewColumn], ...]:
-    """Return the names and columns that are selected; nothing if there are others."""
+    """Return the selected names and columns; empty if the list has anything but columns."""
     found = [_selected(node, reader) for node in select_list]
     shown = [each for columns in found for each in columns]
-    # DuckDB has its own way to distinguish columns of one name.
+    # DuckDB renames columns of the same name, so it runs such statements.
     is_clear = len({name.casefold() for name, _ in shown}) == len(shown)
     return tuple(shown) if is_clear and all(found) else ()
 
@@ -87,7 +87,7 @@ def _selected(node: Node, reader: Reader) -> list[tuple[str, ViewColumn]]:
 
 
 def _limit_of(modifiers: list[Node]) -> tuple[bool, Constant | None]:
-    """Tell whether there is nothing but a limit, and which."""
+    """Return whether the modifiers are at most a limit, and the limit."""
     if not modifiers:
         return True, None
     modifier = modifiers[0]

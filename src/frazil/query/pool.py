@@ -1,11 +1,11 @@
-"""Who may run a query, and for how long: slots, connections, deadlines, cancelling.
+"""The query pool: slots, connections, deadlines and cancellation.
 
-A query enters, waits for the offsets that it wants to see, and is admitted to a slot.
+A query enters the pool, waits for the offsets that it must see, and is admitted to a slot.
 
-Each query gets a connection of its own to a locked instance of DuckDB, which is closed after it, so
-that nothing of one query is left for the next. Threads and memory belong to the instance: all
-queries share one and what it has, unless each is to have its own part of the memory. Then there is
-an instance for each slot.
+Each query gets a new connection to a locked instance of DuckDB. The connection is closed after the
+query, so that no state remains for the next one. Threads and memory belong to the instance. All
+queries share one instance, unless the settings give each query its own part of the memory: then
+each slot has an instance.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def connect_locked(
 ) -> duckdb.DuckDBPyConnection:
     """Open an instance in memory that reads `directories` alone, and lock its configuration.
 
-    `temp_directory` takes what does not fit into `memory_bytes`; empty means that nothing may be
-    written. 0 threads is one a core.
+    DuckDB spills data beyond `memory_bytes` to `temp_directory`; empty means that it must not
+    spill. 0 threads means one per core.
 
     Raises:
         InvalidRequest: if the version of DuckDB that SQL is made for is not installed.
@@ -69,7 +69,7 @@ def connect_locked(
         f"SET GLOBAL memory_limit = '{memory_bytes}B'",
         "SET GLOBAL TimeZone = 'UTC'",
         "SET GLOBAL parquet_metadata_cache = true",
-        # A join hands what it knows of its keys to the scans of the other side, at times as a
+        # This optimizer pushes a join's keys into the scan of the other side, sometimes as a
         # Bloom filter, which the scan of an Arrow table refuses.
         "SET GLOBAL disabled_optimizers = 'join_filter_pushdown'",
         f"SET GLOBAL allowed_directories = [{allowed}]",
@@ -78,7 +78,7 @@ def connect_locked(
         settings.append(f"SET GLOBAL threads = {threads}")
     if temp_directory:
         settings.append(f"SET GLOBAL max_temp_directory_size = '{temp_bytes_max}B'")
-    # The last two come last: after them nothing of the above can be changed.
+    # These two come last: after them no setting can be changed.
     settings += [
         "SET GLOBAL enable_external_access = false",
         "SET GLOBAL lock_configuration = true",
@@ -92,26 +92,26 @@ def connect_locked(
 
 
 def quoted_text(text: str) -> str:
-    """Write `text` as a string of SQL."""
+    """Return `text` as an SQL string literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 _AGAIN_S: Final = 0.05
-"""An interrupt that comes just before DuckDB begins is forgotten: it is repeated."""
+"""DuckDB forgets an interrupt that arrives just before it begins, so it is repeated."""
 
 
 TIMEOUT_S_MAX: Final = 1e6
 _IDLE_S: Final = 60.0
 _CLOSE_S: Final = 10.0
-"""Closing waits so long for queries that do not end when they are interrupted."""
+"""The time that closing waits for queries that do not end when they are interrupted."""
 
 
 WAIT_S: Final = 5.0
-"""How long a query waits for a slot, or for an offset that it must see."""
+"""The time that a query waits for a slot, or for an offset that it must see."""
 
 
 class PoolLimits(NamedTuple):
-    """What queries may use: together, and each (`timeout_s`).
+    """The limits of all queries together, and of each one (`timeout_s`).
 
     Names are those of the settings.
     """
@@ -127,7 +127,7 @@ class PoolLimits(NamedTuple):
 
 
 class RunningQuery(NamedTuple):
-    """A query that runs now, or whose result is being read."""
+    """A query that is running, or whose result is being read."""
 
     id: int
     sql: str
@@ -135,10 +135,10 @@ class RunningQuery(NamedTuple):
 
 
 def check_timeout(timeout_s: object) -> None:
-    """Check that a time limit is one; None is the one of the settings.
+    """Check a time limit; None means the limit of the settings.
 
     Raises:
-        InvalidRequest: unless it is a number of seconds above 0.
+        InvalidRequest: if it is not a number of seconds above 0.
     """
     if timeout_s is None:
         return
@@ -167,16 +167,16 @@ class Lease:
         self.begun = begun
         self.deadline = begun + timeout_s
         self.connection: Any = None
-        """DuckDB's, from `Pool.admit` on."""
+        """The connection to DuckDB, from `Pool.admit` on."""
         self.stopped: FrazilError | None = None
         self.on_stop: Callable[[], None] | None = None
         self.pins: list[Any] = []
-        """What the query reads; closed when it ends."""
+        """The snapshots that the query reads; closed when it ends."""
         self._lock = threading.Lock()
         self._released = False
 
     def check(self) -> None:
-        """Raise why the query was stopped, if it was."""
+        """Raise the reason if the query was stopped."""
         if self.stopped is not None:
             raise self.stopped
 
@@ -194,7 +194,7 @@ class Lease:
             self.on_stop()
 
     def end(self) -> bool:
-        """Close the connection; tells whether this was the first call."""
+        """Close the connection; return whether this was the first call."""
         with self._lock:
             if self._released:
                 return False
@@ -205,7 +205,7 @@ class Lease:
 
 
 class Pool:
-    """Hands out leases, at most `concurrency_max` at a time; a thread watches their deadlines."""
+    """Grants at most `concurrency_max` leases at a time; a thread watches their deadlines."""
 
     def __init__(self, limits: PoolLimits, clock: Clock) -> None:
         self._limits = limits
@@ -222,10 +222,10 @@ class Pool:
         self._closed = False
 
     def enter(self, sql: str, timeout_s: float | None = None) -> Lease:
-        """Return a lease that holds no slot yet and can be cancelled; its time begins.
+        """Return a lease without a slot; its time limit begins, and it can be cancelled.
 
         Raises:
-            InvalidRequest: if `timeout_s` is no time.
+            InvalidRequest: if `timeout_s` is not valid.
             Closed: if the pool is closed.
         """
         check_timeout(timeout_s)
@@ -239,11 +239,11 @@ class Pool:
         return lease
 
     def admit(self, lease: Lease) -> None:
-        """Wait for a slot and give a lease its connection; it is interrupted when its time is over.
+        """Wait for a slot and give the lease its connection, until its time limit.
 
         Raises:
-            Overloaded: if there is no slot within `wait_s`, or before its time is over.
-            Unavailable: if it was cancelled meanwhile.
+            Overloaded: if there is no slot within `wait_s`, or within the lease's time limit.
+            Unavailable: if it was cancelled while it waited.
             Closed: if the pool is closed.
         """
         limits = self._limits
@@ -281,14 +281,14 @@ class Pool:
             pin.close()
 
     def running(self) -> list[RunningQuery]:
-        """Return the queries that run now, oldest first."""
+        """Return the running queries, oldest first."""
         now = self._clock.monotonic()
         with self._lock:
             leases = [lease for lease, _ in self._running.values()]
         return [RunningQuery(lease.id, lease.sql, now - lease.begun) for lease in leases]
 
     def cancel(self, query_id: int | None, why: str) -> int:
-        """Stop one query, or all of them; return how many."""
+        """Stop one query, or all of them; return the number of stopped queries."""
         with self._lock:
             leases = [lease for lease, _ in self._running.values()]
             leases += self._entered.values()
@@ -304,7 +304,7 @@ class Pool:
         return len(chosen)
 
     def defer(self, work: Callable[[], None]) -> None:
-        """Let the watch do something soon; safe wherever a finalizer may run."""
+        """Have the watch thread call a function soon; safe to call from a finalizer."""
         self._wake.put(work)
 
     def close(self) -> None:
@@ -344,11 +344,11 @@ class Pool:
         self._entered.pop(lease.id, None)
         self._running[lease.id] = (lease, lease.deadline)
         if lease.deadline < self._wakes_at:
-            # To wake the watch for each query would cost more than most queries do.
+            # Waking the watch for each query would cost more than most queries do.
             self._wake.put(None)
 
     def _watch_deadlines(self) -> None:
-        """Stop queries whose time is over, until the pool is closed and none runs."""
+        """Stop queries that exceed their time limit, until the pool is closed and none runs."""
         while True:
             with self._lock:
                 if self._closed and not self._running:
@@ -360,7 +360,7 @@ class Pool:
                 nearest = min((at for _, at in self._running.values()), default=now + _IDLE_S)
                 self._wakes_at = nearest
             for lease in late:
-                # One that fails to let go must not keep the watch from the others.
+                # A failing release must not keep the watch from the other queries.
                 with suppress(FrazilError, OSError):
                     lease.stop(too_late(now - lease.begun))
             with suppress(Empty, FrazilError, OSError):

@@ -1,8 +1,8 @@
-"""What need not be read: conditions of a query against what is known of chunks and files.
+"""Pruning: compare a query's conditions with the statistics of chunks and files.
 
-Only conjuncts of WHERE that compare a column with constants count. A condition that is not
-understood excludes nothing, and DuckDB evaluates all of them again on what is read: a mistake here
-could only hide rows, so every rule errs on the side of reading.
+Only conjuncts of WHERE that compare a column with constants are used. Any other condition excludes
+nothing, and DuckDB evaluates all conditions again on the rows that are read. A mistake here could
+only hide rows, so in doubt every rule reads the chunk or file.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _EXACT_FLOAT_MAX: Final = 2.0**53
 KEYS_MAX: Final = 10_000
 
 UNKNOWN: Final = object()
-"""The value of a constant that only DuckDB can tell."""
+"""The value of a constant that only DuckDB can evaluate."""
 UNFIT: Final = object()
-"""The index cannot answer: compare as DuckDB does."""
+"""The index cannot be used: DuckDB must compare the values."""
 MISS: Final = object()
 """No value of the column equals the constant."""
 
@@ -56,7 +56,7 @@ MISS: Final = object()
 class Constant(NamedTuple):
     """A value in the text, a parameter, or an expression that DuckDB evaluates before the query.
 
-    `tried` says that the expression is a cast, which gives null where only the query can tell.
+    `tried` means that the expression is a cast that returns null where only the query can decide.
     """
 
     value: Any = None
@@ -65,7 +65,7 @@ class Constant(NamedTuple):
     tried: bool = False
 
     def of(self, params: Mapping[str, Any], folded: Sequence[Any]) -> Any:
-        """Return the value; `folded` are those of the expressions, empty if one failed."""
+        """Return the value; `folded` has the expressions' values, or nothing if one failed."""
         if self.parameter:
             return params.get(self.parameter)
         if self.expression < 0:
@@ -77,10 +77,10 @@ class Constant(NamedTuple):
 def constant_of(
     node: Node, folds: list[Node], *, hidden: frozenset[str] | None = frozenset()
 ) -> Constant | None:
-    """Return the constant that `node` is, None if it is none; what must be folded goes to `folds`.
+    """Return `node` as a constant, else None; append expressions to evaluate to `folds`.
 
-    `hidden` are the folded names of columns, which hide words like `current_date`; None if they
-    are not known.
+    `hidden` are the case-folded names of columns, which hide words like `current_date`; None if
+    they are not known.
     """
     if node["class"] == "PARAMETER":
         return Constant(parameter=node["identifier"])
@@ -97,7 +97,7 @@ def _literal_of(node: Node) -> Constant | None:
     """Return the value of a number, string, true, false or null in the text."""
     kind = node["class"]
     if kind == "CAST" and node["cast_type"]["id"] == "BOOLEAN":
-        # This is how DuckDB writes true and false.
+        # DuckDB's tree has true and false as casts of a string.
         child = node["child"]
         value = child["value"]["value"] if child["class"] == "CONSTANT" else None
         return Constant(value == "t") if value in ("t", "f") else None
@@ -131,7 +131,7 @@ _LITERALS: Final[dict[str, Callable[[Node], Any]]] = {
 
 
 def _is_foldable(node: Node, hidden: frozenset[str] | None) -> bool:
-    """Tell whether DuckDB can evaluate the expression without any row."""
+    """Return whether DuckDB can evaluate the expression without any row."""
     return all(_needs_no_row(item, hidden) for item in nodes(node))
 
 
@@ -146,7 +146,7 @@ def _needs_no_row(item: Node, hidden: frozenset[str] | None) -> bool:
 
 
 def _try_cast(node: Node, type_id: str) -> Node:
-    """Return the expression that casts `node`, to null where that fails."""
+    """Return the expression that casts `node`, with null where the cast fails."""
     return {
         "class": "CAST",
         "type": "OPERATOR_CAST",
@@ -159,15 +159,15 @@ def _try_cast(node: Node, type_id: str) -> Node:
 
 
 def folded_value(scalar: pa.Scalar) -> Any:
-    """Return what DuckDB evaluated: dates and times as they are, others as values of Python."""
+    """Return a value that DuckDB evaluated: dates and times unchanged, others as Python values."""
     return scalar if scalar.is_valid and pt.is_temporal(scalar.type) else scalar.as_py()
 
 
 def settled_params(params: object) -> object:
     """Return parameters in the forms that DuckDB binds without changing their values.
 
-    It ignores a positive exponent of a decimal: 1E+2 would be 1. It knows no integers and truth
-    values of numpy.
+    DuckDB ignores a decimal's positive exponent, so 1E+2 would be 1. It does not accept numpy's
+    integers and booleans.
     """
     if isinstance(params, Mapping):
         return {name: _settled(value) for name, value in params.items()}
@@ -190,14 +190,14 @@ def _settled(value: Any) -> Any:
 
 
 def _temporal_scalar(value: Any) -> pa.Scalar | None:
-    """Return a date or time as Arrow has it, in UTC; None for anything else."""
+    """Return a date or time as an Arrow scalar in UTC; None for any other value."""
     if isinstance(value, pa.Scalar):
         known = pt.is_date32(value.type) or pt.is_timestamp(value.type) or pt.is_time(value.type)
         return value if known else None
     if not isinstance(value, dt.date | dt.time):
         return None
     zoned = getattr(value, "tzinfo", None) is not None
-    # The missing time of pandas calls itself a datetime.
+    # NaT of pandas is an instance of datetime.
     if (isinstance(value, dt.time) and zoned) or not isinstance(getattr(value, "year", 0), int):
         return None
     with suppress(OverflowError):
@@ -206,7 +206,7 @@ def _temporal_scalar(value: Any) -> pa.Scalar | None:
 
 
 def _unit_ns(data_type: pa.DataType) -> int:
-    """Return the nanoseconds of a unit of dates, of times since 1970 or since midnight."""
+    """Return the nanoseconds in one unit of a date or time type."""
     return _DAY_NS if pt.is_date32(data_type) else _UNIT_NS[data_type.unit]
 
 
@@ -229,7 +229,7 @@ def key_conditions(
 def keys_of(
     conditions: Sequence[Condition], params: Mapping[str, Any], folded: Sequence[Any]
 ) -> list[tuple[Any, ...]] | None:
-    """Return the keys that fulfil the conditions, each once; None if only DuckDB can tell."""
+    """Return the keys that match the conditions, each once; None if only DuckDB can decide."""
     columns: list[list[Any]] = []
     count = 1
     for condition in conditions:
@@ -271,7 +271,7 @@ def _exact(value: Any, data_type: pa.DataType) -> Any:
 
 def _moment(value: Any, data_type: pa.DataType) -> Any:
     scalar = _temporal_scalar(value)
-    # Columns in nanoseconds have values that Python has not.
+    # Python's datetime cannot represent all values of a column in nanoseconds.
     if scalar is None or scalar.type.id != data_type.id or getattr(data_type, "unit", "") == "ns":
         return UNFIT
     return _converted(scalar, data_type)
@@ -287,7 +287,7 @@ def _converted(value: Any, data_type: pa.DataType) -> Any:
 
 
 def _python_type(data_type: pa.DataType) -> type | None:
-    """Return the type of the values that a truth value, text or bytes can equal, else None."""
+    """Return the Python type of a boolean, text or binary column's values, else None."""
     if pt.is_boolean(data_type):
         return bool
     if pt.is_string(data_type) or pt.is_large_string(data_type):
@@ -315,7 +315,7 @@ _FINDERS: Final = (
     (pt.is_decimal, _exact),
     (pt.is_temporal, _moment),
 )
-"""What finds the value of a column's type that equals a constant."""
+"""For each kind of column type, the function that converts an equal constant to it."""
 
 
 # -- conditions ------------------------------------------------------------------------------------
@@ -337,12 +337,12 @@ _TEMPORAL_CASTS: Final = frozenset(
     }
 )
 _LOCAL_JOINS: Final = frozenset({"CROSS", "DEPENDENT", "REGULAR"})
-"""Joins that lose nothing without the rows that WHERE excludes.
+"""Joins whose result stays the same without the rows that WHERE excludes.
 
-A positional join counts rows, and one as of a value takes the nearest: both would find others.
+A positional join counts rows and an ASOF join takes the nearest row: both results would change.
 """
 _VISIBLE_JOINS: Final = frozenset({"FULL", "INNER", "LEFT", "OUTER", "RIGHT"})
-"""Joins after which WHERE sees the columns of both sides."""
+"""Joins whose WHERE sees the columns of both sides."""
 
 
 class Condition(NamedTuple):
@@ -356,12 +356,12 @@ class Condition(NamedTuple):
     constants: tuple[Constant, ...]
 
     def values(self, params: Mapping[str, Any], folded: Sequence[Any]) -> list[Any]:
-        """Return the values of the constants, `UNKNOWN` for those that only DuckDB can tell."""
+        """Return the constants' values, `UNKNOWN` for those that only DuckDB can evaluate."""
         return [constant.of(params, folded) for constant in self.constants]
 
 
 def conjuncts(where: Node | None) -> list[Node]:
-    """Return the conditions of which every row must fulfil all."""
+    """Return the conditions that every row must match."""
     todo = [] if where is None else [where]
     found: list[Node] = []
     while todo:
@@ -377,8 +377,8 @@ class Reader:
     """Reads conjuncts of WHERE as conditions on the columns of one table.
 
     Attributes:
-        name: what columns are qualified by, folded.
-        columns: those of the table's view by their folded names.
+        name: the case-folded name that qualifies the table's columns.
+        columns: the columns of the table's view by their case-folded names.
     """
 
     def __init__(self, use: TableUse, columns: Sequence[ViewColumn], folds: list[Node]) -> None:
@@ -394,7 +394,7 @@ class Reader:
         self._hidden = frozenset(self.columns) if self._alone else None
 
     def conditions(self) -> tuple[Condition, ...]:
-        """Find those that every row of the table must fulfil to matter to its query."""
+        """Return the conditions that a row of the table must match to affect the query."""
         select, node = self._use.select, self._use.node
         if select is None or select["sample"] is not None:
             return ()
@@ -418,7 +418,7 @@ class Reader:
             return self._condition(node["children"][0], "in", node["children"][1:])
         if kind == "OPERATOR_IS_NOT_NULL":
             return self._condition(node["children"][0], IS_NOT_NULL, [])
-        # An outer join makes nulls of rows that it does not find: none of them may be left out.
+        # An outer join returns nulls for missing rows, so no row of its table may be left out.
         if kind == "OPERATOR_IS_NULL" and self._alone:
             return self._condition(node["children"][0], IS_NULL, [])
         return []
@@ -435,7 +435,7 @@ class Reader:
                 del self._folds[mark:]
                 return []
             if isinstance(constant.value, str) and column.sql_type in _TEMPORAL_CASTS:
-                # DuckDB takes the text for a value of the column's type.
+                # DuckDB converts the text to the column's type.
                 self._folds.append(_try_cast(node, column.sql_type))
                 constant = Constant(expression=len(self._folds) - 1, tried=True)
             constants.append(constant)
@@ -449,7 +449,7 @@ class Reader:
         if len(names) == 2 and names[0] == self.name:
             return self.columns.get(names[1])
         if len(names) == 1 and self._visible and names[0] not in self._merged:
-            # A name that another table has too would be ambiguous, and refused by DuckDB.
+            # DuckDB refuses a name that another table has too, because it is ambiguous.
             return self.columns.get(names[0])
         return None
 
@@ -458,9 +458,9 @@ class Reader:
 
 
 class Known(NamedTuple):
-    """What is known of a column in a chunk or file: bounds in its type there, how many nulls.
+    """Statistics of a column in a chunk or file: bounds in its type there, and the null count.
 
-    None where it is not known.
+    A value that is not known is None.
     """
 
     least: Any
@@ -471,14 +471,14 @@ class Known(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """The values that fulfil a comparison; None is no bound, an `open` range excludes its bound."""
+    """The values that match a comparison; None is no bound, an `open` range excludes its bound."""
 
     low: Any = None
     high: Any = None
     open: bool = False
 
     def overlaps(self, least: Any, greatest: Any) -> bool:
-        """Tell whether a value between these may be in the range."""
+        """Return whether a value between these bounds may be in the range."""
         low, high = self.low, self.high
         if low is not None and greatest is not None:
             above = greatest > low if self.open else greatest >= low
@@ -490,7 +490,7 @@ class _Range(NamedTuple):
 
 
 class Test(NamedTuple):
-    """A condition with its values on the scale on which those of its column are compared."""
+    """A condition with its values converted to the comparison scale of its column."""
 
     column: ViewColumn
     operator: str
@@ -498,7 +498,7 @@ class Test(NamedTuple):
     ranges: tuple[_Range, ...] = ()
 
     def may_match(self, known: Known) -> bool:
-        """Tell whether a value as it is known can fulfil the condition."""
+        """Return whether a value within these statistics can match the condition."""
         if self.operator == IS_NULL:
             return known.nulls != 0
         if known.nulls is not None and known.nulls == known.rows:
@@ -509,7 +509,7 @@ class Test(NamedTuple):
             least, greatest = _stored_range(known)
             return any(each.overlaps(least, greatest) for each in self.ranges)
         except TypeError:
-            # Facts of another kind than the column's exclude nothing.
+            # Statistics of another kind than the column's exclude nothing.
             return True
 
 
@@ -519,13 +519,13 @@ class Limits(NamedTuple):
     tests: tuple[Test, ...]
 
     def may_match(self, known_of: Callable[[ViewColumn], Known | None]) -> bool:
-        """Tell whether rows of which so much is known can match."""
+        """Return whether rows with these statistics can match."""
         return all(
             (known := known_of(test.column)) is None or test.may_match(known) for test in self.tests
         )
 
     def describe(self) -> list[str]:
-        """Write the conditions that can exclude something."""
+        """Return the conditions that can exclude rows as text."""
         return [
             f"{column.name} {operator} "
             f"{', '.join(_shown(value, column.type) for value in values)}".rstrip()
@@ -536,7 +536,7 @@ class Limits(NamedTuple):
 def limits_of(
     conditions: Sequence[Condition], params: Mapping[str, Any], folded: Sequence[Any]
 ) -> Limits:
-    """Give the conditions their values; those that cannot exclude anything are left out."""
+    """Return the conditions with their values, without those that cannot exclude any row."""
     tests: list[Test] = []
     for condition in conditions:
         column, operator = condition.column, condition.operator
@@ -552,11 +552,11 @@ def limits_of(
 
 
 def _range_of(operator: str, value: Any, data_type: pa.DataType) -> _Range:
-    """Return the values that fulfil a comparison with a constant."""
+    """Return the range of values that match a comparison with a constant."""
     low = high = value
     is_float = pt.is_floating(data_type)
     if is_float:
-        # Room for rounding.
+        # The wider range allows for rounding errors.
         low, high = math.nextafter(value, -math.inf), math.nextafter(value, math.inf)
     if operator in {"<", "<="}:
         return _Range(None, high, open=operator == "<" and not is_float)
@@ -567,9 +567,9 @@ def _range_of(operator: str, value: Any, data_type: pa.DataType) -> _Range:
 
 
 def _comparable(value: Any, data_type: pa.DataType) -> Any:
-    """Return a constant on the scale on which values of a column are compared.
+    """Return a constant on the comparison scale of a column.
 
-    None if they cannot be compared safely: the constant then excludes nothing.
+    None if the values cannot be compared safely: the constant then excludes nothing.
     """
     if pt.is_integer(data_type):
         return _as_number(value)
@@ -607,9 +607,10 @@ def _as_float(value: Any) -> float | None:
 
 
 def _stored_range(known: Known) -> tuple[Any, Any]:
-    """Return bounds as kept with a file or chunk, on the scale of `_comparable`.
+    """Return the bounds of a file or chunk on the scale of `_comparable`.
 
-    SQL shows nanoseconds with a time zone as microseconds: the range is widened to whole ones.
+    SQL shows nanoseconds with a time zone as microseconds: the range is widened to whole
+    microseconds.
     """
     least, greatest, data_type = known[:3]
     if not pt.is_temporal(data_type):

@@ -1,10 +1,10 @@
-"""What a name of a topic stands for in one query: SQL over Arrow tables and files.
+"""Relations: the SQL over Arrow tables and files that replaces a topic's name in one query.
 
 Only the text of a relation names files; users never see it.
 
-DuckDB's scan of an Arrow table hands filters on timestamps to Arrow as values of Python, which
-lose nanoseconds and zones, and compares floats as Arrow does, which sorts NaN elsewhere. So
-timestamps are scanned as integers, and floats with a sign: filters on neither are handed on.
+DuckDB's scan of an Arrow table pushes filters on timestamps down to Arrow as Python values, which
+lose nanoseconds and zones. It also compares floats as Arrow does, which sorts NaN differently. So
+timestamps are scanned as integers and floats with a sign: filters on neither are pushed down.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MICROSECONDS: Final = pa.timestamp("us", "UTC")
 
 
 class ArrowTables:
-    """The Arrow tables of one query, by the names under which its text knows them."""
+    """The Arrow tables of one query, by their names in its text."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -55,7 +55,7 @@ class ArrowTables:
 
 
 class WarmFile(NamedTuple):
-    """A file, the snapshot that pins it, and its path unless it must be read for DuckDB."""
+    """A file, the snapshot that pins it, and its path if DuckDB can read it."""
 
     file: DiskFile
     snapshot: EngineSnapshot
@@ -63,7 +63,7 @@ class WarmFile(NamedTuple):
 
 
 class FileGroup(NamedTuple):
-    """Files that one scan can read: `cut` is None if no row is beyond it."""
+    """Files that one scan can read; `cut` is None if no row has to be cut off."""
 
     files: list[WarmFile]
     part: int | None
@@ -85,7 +85,7 @@ def topic_relation(
     keyed: bool,
     log: bool,
 ) -> tuple[str, list[ChunkView], list[WarmFile]]:
-    """Return the SQL of the view, and which chunks and files it reads."""
+    """Return the SQL of the view, and the chunks and files that it reads."""
     state = keyed and not log
     files = [file for snapshot in snapshots for file in _files_to_read(snapshot, limits)]
     chunks = [chunk for snapshot in snapshots for chunk in _chunks_to_read(snapshot, limits)]
@@ -125,7 +125,7 @@ def lookup_relation(
     columns: Sequence[ViewColumn],
     tables: ArrowTables,
 ) -> str:
-    """Return the SQL of a few rows that were found by key, each with its part."""
+    """Return the SQL of rows that were looked up by key, each with its part."""
     shown = ", ".join(_scanned(c.name, c.type) for c in columns)
     arrays = []
     for column in columns:
@@ -138,7 +138,7 @@ def lookup_relation(
 def _hot_groups(
     chunks: Sequence[ChunkView], *, state: bool
 ) -> Iterator[tuple[bool, list[ChunkView]]]:
-    """Divide chunks by whether the marks of their live rows count."""
+    """Divide chunks by whether their marks of live rows are needed."""
     for live in (False, True):
         group = [chunk for chunk in chunks if (state and chunk.live is not None) is live]
         if group:
@@ -149,17 +149,17 @@ def _hot_groups(
 
 
 def _is_number(data_type: pa.DataType) -> bool:
-    """Tell whether timestamps are scanned as numbers."""
+    """Return whether a type is scanned as integers."""
     return pt.is_timestamp(data_type) and (data_type.tz is not None or data_type.unit == "ns")
 
 
 def _scanned_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type that a column has in the scan of an Arrow table."""
+    """Return the type of a column in the scan of an Arrow table."""
     return pa.int64() if _is_number(data_type) else data_type
 
 
 def _as_scanned(array: pa.Array) -> pa.Array:
-    """Return an array as the scan of an Arrow table gives it."""
+    """Return an array in the type of the scan of an Arrow table."""
     if not _is_number(array.type):
         return array
     if array.type.tz is not None and array.type.unit != "us":
@@ -168,7 +168,7 @@ def _as_scanned(array: pa.Array) -> pa.Array:
 
 
 def _scanned(name: str, data_type: pa.DataType) -> str:
-    """Return the SQL that makes a column of what the scan of an Arrow table gives."""
+    """Return the SQL that converts a scanned column back to the view's type."""
     column = quoted_name(name)
     if _is_number(data_type):
         function = "make_timestamp_ns" if data_type.tz is None else "make_timestamptz"
@@ -187,7 +187,7 @@ def _hot_sql(
     keyed: bool,
     live: bool,
 ) -> str:
-    """Return the SELECT over chunks; `live` leaves out the rows that their marks do."""
+    """Return the SELECT over chunks; with `live` only of the rows that are marked live."""
     operation = operation_sql(OPERATION) if keyed else "'append'"
     shown = ", ".join(
         f"{operation} AS {OPERATION}"
@@ -203,7 +203,7 @@ def _hot_sql(
 def _hot_table(
     chunks: Sequence[ChunkView], columns: Sequence[ViewColumn], *, keyed: bool, live: bool
 ) -> pa.Table:
-    """Return the columns of the chunks; `live` adds the marks of live rows."""
+    """Return the columns of the chunks; with `live` also the marks of live rows."""
     visible = [column for column in columns if column.name != OPERATION]
     fields = [pa.field(column.name, _scanned_type(column.type)) for column in visible]
     coded = keyed and len(visible) < len(columns)
@@ -214,7 +214,7 @@ def _hot_table(
     written, positions = pa.schema([]), [-1] * len(visible)
     for chunk in chunks:
         if not chunk.batch.schema.equals(written, check_metadata=True):
-            # Most batches of a topic have one schema.
+            # Most batches of a topic have the same schema.
             written = chunk.batch.schema
             positions = [_position_of(written, column.field) for column in visible]
         pairs = zip(visible, positions, strict=True)
@@ -246,7 +246,7 @@ def _system_column(chunk: ChunkView, name: str) -> pa.Array:
 
 
 def _own_column(batch: pa.RecordBatch, position: int, data_type: pa.DataType) -> pa.Array:
-    """Return a column; it is null in a batch from before it was added."""
+    """Return a column; it is null in a batch that is older than the column."""
     if position < 0:
         return pa.nulls(batch.num_rows, data_type)
     array = batch.column(position)
@@ -289,7 +289,7 @@ def _known_of_system(
 
 
 def _file_groups(files: Sequence[WarmFile], *, keyed: bool, by_part: bool) -> list[FileGroup]:
-    """Divide files by how they must be read."""
+    """Group files that one scan can read."""
     found: dict[tuple[Any, ...], FileGroup] = {}
     for warm in files:
         file, snapshot, path = warm
@@ -324,7 +324,7 @@ def _group_sql(
         f"{quoted_name(column.name)}"
         for column in columns
     )
-    # A scan of some column tells how many rows there are.
+    # A scan needs at least one column to count the rows.
     needed = [name for name in names.values() if name is not None] or [OFFSET]
     joins: list[str] = []
     conditions: list[str] = []
@@ -348,7 +348,7 @@ def _group_sql(
 
 
 def _source_sql(group: FileGroup, names: Sequence[str], tables: ArrowTables) -> str:
-    """Return the scan of files by DuckDB, or of some of their columns that are read here."""
+    """Return DuckDB's scan of files, or the Arrow table of files that Frazil reads itself."""
     if group.in_place:
         listed = ", ".join(quoted_text(warm.path) for warm in group.files if warm.path is not None)
         return f"read_parquet([{listed}], hive_partitioning = false)"
@@ -389,13 +389,13 @@ def _expression(column: ViewColumn, source: str | None, part: int | None, *, key
         return operation_sql(f"f.{OPERATION}") if keyed else "'append'"
     if source is None:
         return f"CAST(NULL AS {column.sql_type})"
-    # A cast to the type that a value has already costs nothing: DuckDB leaves it out.
+    # DuckDB drops a cast to the type that the value already has, so it costs nothing.
     sign = "+" if pt.is_floating(column.type) else ""
     return f"CAST({sign}f.{quoted_name(source)} AS {column.sql_type})"
 
 
 def _known_of_file(file: DiskFile, snapshot: EngineSnapshot, column: ViewColumn) -> Known | None:
-    """Return the least and greatest values in a file, as its facts say."""
+    """Return the least and greatest values in a file, from its statistics."""
     if column.field is None:
         offsets = (file.offset_first, file.offset_last)
         times = (file.time_first, file.time_last)
@@ -403,7 +403,7 @@ def _known_of_file(file: DiskFile, snapshot: EngineSnapshot, column: ViewColumn)
     schema = snapshot.file_schema(file)
     name = _source_name(column, schema)
     if name is None:
-        # The column is younger than the file.
+        # The column was added after the file was written.
         return Known(None, None, column.type, nulls=file.rows, rows=file.rows)
     facts = file.columns.get(name)
     if facts is None:
@@ -412,9 +412,9 @@ def _known_of_file(file: DiskFile, snapshot: EngineSnapshot, column: ViewColumn)
 
 
 BLOCK_SHIFT: Final = 6
-"""A block of rows has as many as an integer has bits."""
+"""A block has as many rows as an integer has bits."""
 BLOCKS_PER_DEAD_MAX: Final = 2
-"""Dead rows are a bitmap when there is at least one in so many blocks."""
+"""Dead rows are a bitmap if at least one block in this many has a dead row."""
 
 
 def without_dead(
@@ -424,11 +424,11 @@ def without_dead(
     last: int,
     register: Callable[[pa.Table], str],
 ) -> tuple[str, list[str]]:
-    """Return the join, and the conditions after it, that leave dead rows out of a scan `f`.
+    """Return the join, and the conditions after it, that remove dead rows from a scan `f`.
 
-    `dead` are offsets in `[first, last]`, and so are the rows'. Where many are dead, one bit for
-    each row and a join by blocks of rows is much less than a list of them: its hash table stays in
-    the processor's caches.
+    `dead` and the rows' offsets are in `[first, last]`. If many rows are dead, a bitmap that is
+    joined by blocks of rows is much smaller than a list of offsets: its hash table fits into the
+    processor's caches.
     """
     block = first >> BLOCK_SHIFT
     blocks = (last >> BLOCK_SHIFT) - block + 1

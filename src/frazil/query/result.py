@@ -1,7 +1,7 @@
-"""The rows of a query: read ahead up to a number of bytes, the rest as the caller asks for it.
+"""The rows of a query: read ahead up to a number of bytes, the rest on the caller's request.
 
-A result that was read ahead to its end holds nothing back: its snapshot and connection are free
-before the caller sees it. Another one holds both until it is read or closed, or its time is over.
+A result that was read ahead to its end has released its snapshot and connection before the caller
+gets it. Any other result keeps both until it is read, closed or past its time limit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Stream:
         self.closed = False
 
     def read(self) -> pa.RecordBatch | None:
-        """Return the next batch; None at the end, when everything is free again."""
+        """Return the next batch; None at the end, when all resources are freed."""
         with self._lock:
             if self.closed:
                 return None
@@ -57,7 +57,7 @@ class Stream:
                 raise self._failure(error) from error
 
     def close(self) -> None:
-        """Let go of the query. A second call does nothing."""
+        """Release the query. A second call does nothing."""
         with self._lock:
             if self.closed:
                 return
@@ -66,7 +66,7 @@ class Stream:
             self._release()
 
     def close_if_idle(self) -> None:
-        """Let go of the query unless a thread reads: the interrupt ends its read."""
+        """Release the query unless a thread is reading: the interrupt ends that read."""
         if self._lock.acquire(blocking=False):
             try:
                 self.close()
@@ -74,20 +74,20 @@ class Stream:
                 self._lock.release()
 
     def abandon(self) -> None:
-        """Have the query let go soon, by another thread.
+        """Have another thread release the query soon.
 
-        For finalizers: they run anywhere, also where a lock is held that closing needs.
+        For finalizers: they may run while their thread holds a lock that closing needs.
         """
         if not self.closed:
             self._defer(self.close)
 
 
 class Result:
-    """The rows of one query, in the form that the caller wants.
+    """The rows of one query, in the form that the caller chooses.
 
-    `columns` are the names, `schema` has the types, too. Usable as a context manager, which closes
-    it. What was read ahead can be taken more than once, the rest of a larger result once.
-    `forget` is called when what was read ahead is given up; finalizers call it as well.
+    `columns` are the names; `schema` also has the types. As a context manager the result closes
+    itself. A result that was read ahead whole can be read several times, a larger one once.
+    `forget` is called when the rows that were read ahead are dropped, also by finalizers.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Result:
     def of_rows(
         cls, schema: pa.Schema, types: Sequence[pa.DataType], rows: list[tuple[Any, ...]]
     ) -> Result:
-        """Return rows that were looked up; they become Arrow only if that is asked for.
+        """Return a result of looked-up rows; they are converted to Arrow only on request.
 
-        `schema` is what a scan would give, `types` are the types that the values have.
+        `schema` is the schema that a scan would return, `types` are the types of the values.
         """
         result = cls(schema)
         result._types, result._rows = types, rows
@@ -131,7 +131,7 @@ class Result:
         return list(self.schema.names)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as Arrow batches; a large result is not kept."""
+        """Yield the rows as Arrow batches; the batches of a large result are not kept."""
         self._check_open()
         if self._stream is None:
             yield from self.arrow().to_batches()
@@ -153,7 +153,7 @@ class Result:
         return pa.Table.from_batches(self._batches, schema=self.schema)
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Return all rows as tuples of Python values, each as a topic's `read` gives it."""
+        """Return all rows as tuples of Python values, as a topic's `read` returns them."""
         self._check_open()
         return self._to_rows(self.arrow()) if self._rows is None else list(self._rows)
 
@@ -173,7 +173,7 @@ class Result:
         return pl.from_arrow(self.arrow())
 
     def close(self) -> None:
-        """Free what the result holds; it cannot be read any more."""
+        """Free the result's rows; it cannot be read afterwards."""
         self._closed = True
         # An iteration under way keeps the list.
         self._batches = []
@@ -209,7 +209,7 @@ class Result:
         was_closed = self._stream.closed
         batch = self._stream.read()
         if batch is None and was_closed:
-            # Closed by another: the rows that were read are not all.
+            # Another thread closed the result, so the rows so far are not complete.
             why = self._why_stopped()
             raise why if why is not None else Closed("result is closed, run the query again")
         return batch
@@ -221,7 +221,7 @@ class Result:
             raise InvalidRequest("a large result can be read once, run the query again")
 
     def _arrow_of_rows(self) -> pa.Table:
-        """Return rows that were looked up as the table that a scan would give."""
+        """Return the looked-up rows as the table that a scan would return."""
         assert self._rows is not None
         columns = list(zip(*self._rows, strict=True)) or [()] * len(self.schema)
         arrays = [
@@ -242,7 +242,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     try:
         values: list[Any] = column.to_pylist()
     except ValueError:
-        # Column by column: two of them may have one name.
+        # Column by column: two columns may have the same name.
         rows = python_rows(pa.Table.from_arrays([column], names=["column"]))
         values = [row["column"] for row in rows]
     return values
@@ -253,7 +253,7 @@ def _integer(value: Decimal | None) -> int | None:
 
 
 def _is_finer(data_type: pa.DataType) -> bool:
-    """Tell whether values of a type, or within it, are finer than SQL shows them."""
+    """Return whether a type, or a type nested in it, is finer than the precision of SQL."""
     if pt.is_timestamp(data_type):
         return data_type.unit == "ns" and data_type.tz is not None
     fields = (data_type.field(index) for index in range(data_type.num_fields))

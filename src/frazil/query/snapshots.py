@@ -35,10 +35,10 @@ class EngineSnapshot:
 
     Attributes:
         part: the index of the part, None for a topic without parts.
-        end: the offset that it was taken at.
+        end: the offset of the snapshot.
         cut: records from here on are in `chunks`, older ones in `files`, which may reach beyond.
         dead: the offsets below `cut` of changes that are superseded at `end`, ascending; without
-            those of deletions, which are known by their operation.
+            deletions, which are recognised by their operation.
     """
 
     def __init__(self, tiers: TopicTiers, end: int, *, state: bool) -> None:
@@ -51,15 +51,16 @@ class EngineSnapshot:
         self.chunks = [self._view(chunk, state=state) for chunk in chunks if chunk.count]
         disk = tiers.disk
         with disk.catalog.changing:
-            # Retired files go after this lock: what is pinned under it stays.
+            # Retired files are deleted under this lock, so a file that is pinned under it stays.
             files = [f for f in disk.files(tiers.id) if f.rows and f.offset_first < self.cut]
             self._pin = disk.pins.pin(files)
         self.files: Sequence[DiskFile] = files
 
     def _settle(self) -> None:
-        """Fold and decode what is to be seen, step by step, while the query may go on.
+        """Fold and decode the snapshot's records in steps, until the query is stopped.
 
-        Before the lock: others need it meanwhile, and a damaged file can be written again.
+        It runs before the lock is taken: other threads need the lock, and a damaged file can be
+        written again.
         """
         if self._keyed is not None and self._keyed.folded_to < self.end:
             assert self._tiers.lookup is not None
@@ -72,9 +73,9 @@ class EngineSnapshot:
             memory.settle(self.end, budget_rows=STEP_ROWS)
 
     def _take(self) -> tuple[list[Chunk], int, np.ndarray[Any, Any]]:
-        """Return what memory has, where it begins, and which rows in files are superseded.
+        """Return the chunks in memory, their first offset, and the superseded rows of files.
 
-        All of it is of one instant, and was folded and decoded before.
+        All of them are of one instant. They were folded and decoded before.
         """
         tiers, keyed, end = self._tiers, self._keyed, self.end
         memory = tiers.memory
@@ -92,9 +93,9 @@ class EngineSnapshot:
         return ChunkView(chunk.batch, chunk.offset, chunk.times, live, bounds, self.part)
 
     def file_path(self, file: DiskFile) -> str | None:
-        """Return the path for DuckDB of a file that is verified.
+        """Verify a file and return its path for DuckDB.
 
-        None if it must be read by `read_file`: DuckDB does not read a simulated file system.
+        None if `read_file` must read it: DuckDB cannot read a simulated file system.
         """
         disk = self._tiers.disk
         if not isinstance(disk.file_system, RealFileSystem):
@@ -126,7 +127,7 @@ class EngineSnapshot:
         )
 
     def read_file(self, file: DiskFile, columns: Sequence[str]) -> pa.Table:
-        """Read columns of a file through the seam, in the types as they were written."""
+        """Read columns of a file through the `FileSystem`, in the types of the file."""
         disk = self._tiers.disk
         self._check(file)
         path = disk.path(file)
@@ -141,7 +142,7 @@ class EngineSnapshot:
             raise Unavailable("file cannot be read, try again", path=path, error=error) from error
 
     def file_schema(self, file: DiskFile) -> pa.Schema:
-        """Return the topic's columns in the version that a file was written under."""
+        """Return the topic's columns in the schema version of a file."""
         return self._tiers.schema_of(file.schema)
 
     def get_many(self, keys: Sequence[tuple[Any, ...]]) -> Sequence[Mapping[str, Any] | None]:
@@ -152,12 +153,12 @@ class EngineSnapshot:
         return lookup.get_rows(keys, before=self.end)
 
     def close(self) -> None:
-        """Let the files go."""
+        """Unpin the files."""
         self._pin.close()
 
 
 def _held(chunks: Sequence[Chunk], start: int) -> list[Chunk]:
-    """Leave out what was let go below an offset, though a chunk still has it with newer rows."""
+    """Drop the rows below an offset; a chunk may keep released rows together with newer ones."""
     return [
         chunk if chunk.offset >= start else chunk.slice(start - chunk.offset, chunk.count)
         for chunk in chunks
@@ -166,7 +167,7 @@ def _held(chunks: Sequence[Chunk], start: int) -> list[Chunk]:
 
 
 def _bounds(chunk: Chunk, name: str) -> tuple[Any, Any] | None:
-    """Return a column's least and greatest value, temporal ones as integers; counted once."""
+    """Return a column's least and greatest value, temporal ones as integers; cached."""
     column = chunk.batch.column(name)
     if pt.is_nested(column.type) or pt.is_boolean(column.type):
         return None
@@ -194,7 +195,7 @@ class EngineSources:
         return self._engine.topics_version
 
     def topics(self) -> dict[TopicName, TopicInfo]:
-        """Return all topics; the parts of partitioned ones can be named and are not listed."""
+        """Return all topics; parts of partitioned topics are included but not listed."""
         engine = self._engine
         found: dict[TopicName, TopicInfo] = {}
         for name in engine.names():
@@ -223,7 +224,7 @@ class EngineSources:
     ) -> dict[TopicName, list[EngineSnapshot]]:
         """Take snapshots of topics at one instant, one of each part.
 
-        `wanted` says for each topic whether its state is read; its log can be read in any case.
+        `wanted` has for each topic whether its state is read; its log can always be read.
         `min_offset` waits until the topics have that offset. On an error nothing stays pinned.
         """
         engine = self._engine

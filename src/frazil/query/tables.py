@@ -1,8 +1,8 @@
-"""Which tables a statement names: each becomes a placeholder for a relation of the planner's.
+"""The tables of a statement: each name is replaced by a placeholder for the planner's relation.
 
-Names of common table expressions hide topics, in their scope alone. A name that is neither is
-refused, so that DuckDB never looks a name up: not in its catalog, not among files, not among the
-variables of the program.
+A common table expression hides the topic of the same name within its scope. A name that is neither
+is refused, so that DuckDB never resolves a name itself: not in its catalog, not as a file, not as
+a variable of the program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOW: Final = {
     '"databases"': "show_databases",
     "__show_tables_expanded": "show_all_tables",
 }
-"""What SHOW can show, by DuckDB's name for it."""
+"""The catalog tables of SHOW, by DuckDB's name."""
 
 _TEXTS: Final = pa.list_(pa.string())
 
@@ -36,7 +36,7 @@ _Rows = Iterable[tuple[object, ...]]
 
 
 def catalog_table(name: str, topics: Topics) -> pa.Table:
-    """Return one of the tables of the catalog for the present topics."""
+    """Return one of the catalog's tables for the current topics."""
     schema, rows = _TABLES[name]
     listed = {topic: info for topic, info in topics.items() if info.listed}
     names = schema.names
@@ -60,7 +60,7 @@ def _tables(topics: Topics) -> _Rows:
 def _columns(topics: Topics) -> _Rows:
     for namespace, name, columns in _views(topics):
         for position, column in enumerate(columns, 1):
-            # DESCRIBE says "YES" for all columns of views.
+            # DESCRIBE of DuckDB returns "YES" for all columns of views.
             kind = column.sql_type
             yield DATABASE, namespace, name, column.name, position, None, "YES", kind
 
@@ -70,7 +70,7 @@ def _namespaces(topics: Topics) -> list[str]:
 
 
 def _show_tables(topics: Topics) -> _Rows:
-    """List the topics; those outside of the default namespace as `namespace.name`."""
+    """List the topics; topics outside of the default namespace as `namespace.name`."""
     for namespace, name in sorted(topics, key=lambda topic: (topic[0] != NAMESPACE_DEFAULT, topic)):
         yield (name if namespace == NAMESPACE_DEFAULT else f"{namespace}.{name}",)
 
@@ -124,15 +124,15 @@ _QUERIES: Final = frozenset({"RECURSIVE_CTE_NODE", "SELECT_NODE", "SET_OPERATION
 _EMPTY: Final[frozenset[str]] = frozenset()
 
 Scope = frozenset[str]
-"""Names of the common table expressions that can be seen, folded."""
+"""Case-folded names of the visible common table expressions."""
 
 
 @define(eq=False)
 class TableUse:
     """One name of a topic's view, or of a table of the catalog, in a statement.
 
-    `name` is what columns are qualified by, folded; `select` the query in whose FROM it stands;
-    `described` says that it stands in a DESCRIBE, which asks for columns and no rows.
+    `name` is the case-folded name that qualifies columns; `select` is the query whose FROM has the
+    table; `described` means that it is in a DESCRIBE, which needs columns but no rows.
     """
 
     placeholder: str
@@ -151,11 +151,11 @@ def resolve_tables(
     topics: Mapping[TopicName, TopicInfo],
     placeholder: Callable[[int], str],
 ) -> list[TableUse]:
-    """Put placeholders into the statement, in place, and return what they stand for.
+    """Replace tables by placeholders, in place, and return the table of each placeholder.
 
     Raises:
-        NotFound: for a name that is no topic.
-        InvalidRequest: for a name that cannot be one.
+        NotFound: if no topic has the name.
+        InvalidRequest: if the name cannot be a topic's.
     """
     uses: list[TableUse] = []
     qualified: set[tuple[str, str]] = set()
@@ -177,14 +177,14 @@ def resolve_tables(
 
 
 class WantedNames(NamedTuple):
-    """The names in a statement, folded: all of them, and those that stand without another."""
+    """The case-folded names in a statement: all of them, and the unqualified ones."""
 
     names: frozenset[str]
     alone: frozenset[str]
 
 
 def wanted_names(statement: Node) -> WantedNames | None:
-    """Return the names that columns of the statement may have; None if any name may."""
+    """Return the names of columns that the statement may use; None if it may use any."""
     names: set[str] = set()
     alone: set[str] = set()
     for item in nodes(statement):
@@ -203,9 +203,9 @@ def wanted_names(statement: Node) -> WantedNames | None:
 
 
 def unnamed_columns(statement: Node) -> list[Node]:
-    """Return the columns that have no name but their text, of which a part will be replaced.
+    """Return the unnamed columns with a subquery.
 
-    Once tables are replaced that text would show what they were replaced by.
+    DuckDB names such a column after its text, which would show the placeholders of tables.
     """
     return [
         column
@@ -219,7 +219,7 @@ def unnamed_columns(statement: Node) -> list[Node]:
 
 
 def _tables_of(statement: Node) -> list[tuple[Node, Scope, Node | None]]:
-    """Find what names tables, with the common names it can see and the query it stands in."""
+    """Yield the nodes that name tables, with their visible common names and their query."""
     found: list[tuple[Node, Scope, Node | None]] = []
     todo: list[tuple[Any, Scope, Node | None]] = [(statement, _EMPTY, None)]
     while todo:
@@ -240,7 +240,7 @@ def _is_table(item: Node) -> bool:
 
 
 def _inside(item: Node, scope: Scope, select: Node | None) -> list[tuple[Any, Scope, Node | None]]:
-    """Return the children of a node with what each can see."""
+    """Return the children of a node, each with its visible common names."""
     kind = _kind_of(item)
     if kind in _QUERIES:
         return _inside_query(item, scope)
@@ -259,16 +259,16 @@ def _described(statement: Node) -> set[int]:
 
 
 def _kind_of(item: Node) -> str:
-    """Return the kind of a node; the type of a constant's value is a node itself."""
+    """Return the kind of a node; the type of a constant's value is a node too."""
     kind = item.get("type")
     return kind if isinstance(kind, str) else ""
 
 
 def _inside_query(node: Node, scope: Scope) -> list[tuple[Any, Scope, Node | None]]:
-    """Return the children of a query with what each can see.
+    """Return the children of a query, each with its visible common names.
 
-    A common table expression sees those before it, itself only if it is recursive; the query sees
-    all of them.
+    A common table expression sees the ones before it, and itself only if it is recursive; the
+    query sees all of them.
     """
     found: list[tuple[Any, Scope, Node | None]] = []
     if node["type"] == "RECURSIVE_CTE_NODE":
@@ -285,7 +285,7 @@ def _inside_query(node: Node, scope: Scope) -> list[tuple[Any, Scope, Node | Non
 
 
 def _common_name(name: str) -> str:
-    # DuckDB takes a name with these characters for a file's when it knows no table of that name.
+    # DuckDB takes an unknown table name with these characters for a file name.
     if any(character in name for character in "./\\:*?"):
         raise InvalidRequest("a common table expression cannot have this name", name=name)
     return name.casefold()
@@ -373,7 +373,7 @@ def _replace(node: Node, placeholder: str, alias: str) -> None:
 
 
 def _unqualify(statement: Node, qualified: set[tuple[str, str]]) -> None:
-    """Take the namespace off columns written as `namespace.topic.column`."""
+    """Remove the namespace from columns written as `namespace.topic.column`."""
     for item in nodes(statement):
         names: list[str] = item["column_names"] if item.get("class") == "COLUMN_REF" else []
         if len(names) > 2 and (names[0].casefold(), names[1].casefold()) in qualified:

@@ -1,4 +1,4 @@
-"""The views of topics: their columns, as SQL names and types them.
+"""The views of topics: the SQL names and types of their columns.
 
 Every topic is a view of its state (a keyed topic's newest row per key, all records of another) and
 `name$log` is a view of all its changes. System columns come first.
@@ -31,7 +31,7 @@ Temporal values are storage integers in the unit of the column's type, as in a f
 class TopicInfo(NamedTuple):
     """A topic as SQL describes it: `partitions` is 0 unless it has parts.
 
-    One that is not `listed` can be named, but the catalog does not show it.
+    A statement can name a topic that is not `listed`, but the catalog does not show it.
     """
 
     schema: pa.Schema
@@ -41,13 +41,13 @@ class TopicInfo(NamedTuple):
 
 
 class ChunkView(NamedTuple):
-    """The records of `batch` in memory, from `offset` on without a hole.
+    """The records of `batch` in memory, at consecutive offsets from `offset` on.
 
-    `batch` has the topic's columns, under the current schema or an older version of it (then its
-    fields carry their ids); a keyed topic's has `_op` and `_present` after them. `times` are runs
-    of (records, microseconds). `live` marks the rows that are their key's state at the snapshot:
-    None if all of them are. `bounds` returns a column's least and greatest value by its name in
-    `batch`, if that is cheap to know. `part` is the index of the topic's part.
+    `batch` has the topic's columns in the current schema or in an older version (then its fields
+    have field ids); for a keyed topic `_op` and `_present` follow. `times` are runs of (records,
+    microseconds). `live` marks the rows that are their key's state at the snapshot; None means all
+    rows. `bounds` returns a column's least and greatest value by its name in `batch`, if they are
+    cheap to compute. `part` is the index of the topic's part.
     """
 
     batch: pa.RecordBatch
@@ -88,7 +88,7 @@ _SIMPLE: Final[dict[pa.DataType, str]] = {
 
 
 class ViewColumn(NamedTuple):
-    """A column of a view. `field` is the topic's own, None for a column of the system."""
+    """A column of a view. `field` is the topic's field, None for a system column."""
 
     name: str
     type: pa.DataType
@@ -152,5 +152,5 @@ _COMPOSED: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataTyp
 
 
 def quoted_name(name: str) -> str:
-    """Write `name` as an identifier of SQL."""
+    """Return `name` as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'

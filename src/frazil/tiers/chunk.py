@@ -352,7 +352,7 @@ def first_chunk(
 
 
 def _is_next(tail: Sequence[TailEntry], number: int) -> bool:
-    """Tell whether no gap precedes an entry of the tail."""
+    """Return whether no gap precedes an entry of the tail."""
     before = tail[number - 1]
     return before.offset + before.count == tail[number].offset
 

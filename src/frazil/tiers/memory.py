@@ -131,7 +131,7 @@ class TopicMemory:
         self._read_us = self.clock.now_us()
 
     def is_foldable(self) -> bool:
-        """Tell whether the background should decode the tail, or wait for more of it."""
+        """Return whether the background should decode the tail, or wait for more of it."""
         tail = self.tail
         if not tail:
             return False

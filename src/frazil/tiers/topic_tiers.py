@@ -475,7 +475,7 @@ class TopicTiers:
     # -- damaged files ---------------------------------------------------------------------------
 
     def busy(self) -> bool:
-        """Tell whether this thread holds a lock of the topic; then it must not rebuild a file."""
+        """Return whether this thread holds a lock of the topic; then it must not rebuild a file."""
         return any(_is_owned(condition) for condition in self._owned)
 
     def broken(self) -> dict[str, str]:
@@ -623,7 +623,7 @@ class TopicTiers:
 
 
 def has_objects(spec: TopicSpec, settings: Settings) -> bool:
-    """Tell whether a topic's records are uploaded to the object store."""
+    """Return whether a topic's records are uploaded to the object store."""
     if settings.objects.store == "none" or spec.partitions or spec.deleted_us:
         return False
     return settings.objects.default if spec.objects is None else spec.objects
@@ -642,7 +642,7 @@ def check_objects_option(name: str, options: Mapping[str, object], settings: Set
 
 
 def _is_owned(condition: threading.Condition) -> bool:
-    """Tell whether this thread owns a condition's lock."""
+    """Return whether this thread owns a condition's lock."""
     try:
         condition.notify(0)
     except RuntimeError:

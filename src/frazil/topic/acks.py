@@ -184,7 +184,7 @@ class TierWaits:
             wake()
 
     def is_asked(self) -> bool:
-        """Tell whether a call wants more than the tier has."""
+        """Return whether a call wants more than the tier has."""
         with self._lock:
             return any(end > self.reached.get(part, 0) for part, end in self.asked.items())
 

@@ -290,7 +290,7 @@ class ChangeCodec:
         return self._rows.batch([each.values for each in records])
 
     def _is_packable(self, records: Sequence[Change]) -> bool:
-        """Tell whether packed values say all: a number of nanoseconds needs Arrow."""
+        """Return whether packed values say all: a number of nanoseconds needs Arrow."""
         return self._rows.packable and not any(
             type(value) is int and counted
             for record in (records if self.exact else ())

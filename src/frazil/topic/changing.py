@@ -129,7 +129,7 @@ class TopicChanges:
     # -- steps → entries -------------------------------------------------------------------------
 
     def needs_state(self, step: Step) -> bool:
-        """Tell whether a step depends on what its key is now."""
+        """Return whether a step depends on what its key is now."""
         if isinstance(step, Move) or step.present is not None:
             return True
         strict = self._runtime.state.spec.unknown_key == "error"
@@ -189,7 +189,7 @@ class TopicChanges:
         return taken
 
     def is_new(self, sender: Sender | None) -> bool:
-        """Tell whether a producer's call is new, when all that it sent before is settled."""
+        """Return whether a producer's call is new, when all that it sent before is settled."""
         queue = self._runtime.queue
         if isinstance(queue, Sequencer):
             queue.settled(sender)

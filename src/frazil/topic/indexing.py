@@ -253,7 +253,7 @@ class Indexer:
         self.failed: FrazilError | None = None
 
     def answers(self) -> bool:
-        """Tell whether a store that failed works again, so that a rebuild makes sense.
+        """Return whether a store that failed works again, so that a rebuild makes sense.
 
         Needs no lock: the caller need not keep others waiting for a store that is down.
         """

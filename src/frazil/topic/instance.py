@@ -69,7 +69,7 @@ class Instance:
         return list(self._topics.values())
 
     def is_current(self, runtime: TopicRuntime) -> bool:
-        """Tell whether a topic is at work and was not deleted."""
+        """Return whether a topic is at work and was not deleted."""
         return self._topics.get(runtime.name) is runtime
 
     def names(self) -> list[str]:
@@ -128,7 +128,7 @@ class Instance:
         return self.log.journal.state.topics[spec.part_of].spec.name if spec.part_of else spec.name
 
     def time_trusted(self) -> bool:
-        """Tell whether decisions by the wall clock may be made now."""
+        """Return whether decisions by the wall clock may be made now."""
         clock = self.clock
         return self._clock_watch.trusted(now_us=clock.now_us(), monotonic_s=clock.monotonic())
 

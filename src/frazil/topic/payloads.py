@@ -35,7 +35,7 @@ _KNOWN_FLAGS: Final = fmt.FLAG_OP | fmt.FLAG_PRESENT | fmt.FLAG_TIME | fmt.FLAG_
 
 
 def is_arrow(data: object) -> bool:
-    """Tell whether records or changes in bulk are Arrow data."""
+    """Return whether records or changes in bulk are Arrow data."""
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
 
 

@@ -183,7 +183,7 @@ class Reader:
         return piece
 
     def _is_behind_files(self) -> bool:
-        """Tell whether files gave all they have: what follows them can only be in the log."""
+        """Return whether files gave all they have: what follows them can only be in the log."""
         tiers = self._runtime.tiers
         return tiers is not None and 0 < tiers.flushed <= self.offset
 

@@ -35,7 +35,7 @@ NEWEST_BYTES_MAX: Final = 4 << 20
 
 
 def is_next(state: TopicState, sender: Sender | None) -> bool:
-    """Tell whether a call is new to the journal, once all that its producer sent is settled.
+    """Return whether a call is new to the journal, once all that its producer sent is settled.
 
     The journal answers any other call without writing it: as a repeat, or as a conflict.
     """
@@ -173,7 +173,7 @@ class Sequencer:
             self._wait_for(unsettled)
 
     def is_last(self, sender: Sender | None, sent: Sequence[Fate]) -> bool:
-        """Tell whether a producer sent nothing after what `settled` returned."""
+        """Return whether a producer sent nothing after what `settled` returned."""
         return self._sent(sender) is sent
 
     def _sent(self, sender: Sender | None) -> Sequence[Fate]:

@@ -133,7 +133,7 @@ def _check(tag: int, key: object, value: object) -> None:
 
 
 def has_namespace_for(engine: Instance, topic: str) -> bool:
-    """Tell whether the namespace of a topic's name exists. For any thread; it never waits.
+    """Return whether the namespace of a topic's name exists. For any thread; it never waits.
 
     A bare name is in the default namespace: policies were stored with such names once.
 
