@@ -47,7 +47,7 @@ def announce(engine: Engine, *, http_url: str, certificate_file: str) -> None:
 
 
 def withdraw(engine: Engine) -> None:
-    """Remove the file: nobody serves here any more."""
+    """Remove the file: the broker no longer serves this directory."""
     path = f"{engine.paths.run}/{NAME}"
     try:
         if engine.file_system.stat(path) is not None:

@@ -55,9 +55,9 @@ __all__ = ["Addresses", "Broker", "connection_limits", "server_limits"]
 
 State = Literal["starting", "ready", "stopping"]
 FACTS_S: Final = 10.0
-"""How long the loop has to answer what it counts."""
+"""The time limit for reading the loop's counters."""
 DRAIN_S: Final = 10.0
-"""Calls under way get so long when the broker stops."""
+"""The time that running calls get to end when the broker stops."""
 REQUEST_BYTES_BESIDE: Final = 3 << 20
 """A request may be so much larger than the largest message: key, attributes, schemas."""
 CLIENT_CONNECTIONS_MAX: Final = 500
@@ -69,13 +69,13 @@ _ANY: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - not bound, but replac
 
 @attrs.frozen
 class Addresses:
-    """Where a broker listens."""
+    """The addresses that a broker listens on."""
 
     data: Address
     admin: Address
     http: Address
     url: str
-    """What lookups answer."""
+    """The URL that lookups return."""
     tls: bool
 
     def facts(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class Addresses:
 
 
 HANDSHAKE_S: Final = 5.0
-"""A connection that is not set up by then is closed; with authentication, one without a call, too."""
+"""The time limit for setting up a connection; with authentication, also for its first call."""
 KEEPALIVE_S: Final = 20.0
 """A silent connection is asked for a sign of life so often."""
 
@@ -221,7 +221,7 @@ class Broker:
     async def reload(self) -> None:
         """Read access file, token secrets and certificate again; a file that is wrong changes nothing.
 
-        Streams that may not go on by the new rules end.
+        Streams that the new rules do not allow end.
         """
         async with self._reloading:
             try:
@@ -243,12 +243,12 @@ class Broker:
     # -- inside ----------------------------------------------------------------------------------
 
     async def _bind(self, undo: contextlib.AsyncExitStack) -> list[socket.socket]:
-        """Return the three sockets, with their addresses, which nobody can connect to yet.
+        """Return the three bound sockets with their addresses; they do not listen yet.
 
         Raises:
-            Conflict: if an address is taken and another process has the directory: its pid is of
-                more help than that its ports are in use.
-            Unavailable: if an address cannot be had.
+            Conflict: if an address is in use and another process has the directory: its pid helps
+                more than the port.
+            Unavailable: if an address cannot be bound.
         """
         serve = self.settings.serve
         try:
@@ -334,7 +334,7 @@ class Broker:
     def _page_refusal(self, request: Request) -> tuple[int, str] | None:
         """Return why a page that is not open to all is not shown."""
         if self._state == "starting":
-            # Who may see it is not known yet, and there is nothing to see.
+            # The access rules are not loaded yet, and there are no facts yet.
             return 503, self._state
         caller = HttpCaller(request.url.path, "", request.headers)
         if self.guard.check(caller, [Need(None, ANYTHING)]) is None:

@@ -58,7 +58,7 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{1,5})?")
 
 @attrs.frozen
 class HttpLimits:
-    """What a client of the HTTP port may take."""
+    """The limits for clients of the HTTP port."""
 
     connections_max: int = 64
     client_connections_max: int = 16
@@ -72,7 +72,7 @@ class HttpLimits:
 
 
 class Stage(enum.IntEnum):
-    """How far a connection is; at a limit those with lower numbers make way first."""
+    """The phase of a connection; at a limit connections in a lower phase are closed first."""
 
     ASKS = 0
     """Its request is not complete."""
@@ -197,7 +197,7 @@ class HttpServer:
             and host is not None
             and not _names_this_machine(host.decode("latin-1"))
         ):
-            # A page in a browser could otherwise reach the port under a name of its own.
+            # Otherwise a web page could reach the port under its own host name (DNS rebinding).
             return 421, "the host is not this machine"
         return None
 
@@ -213,7 +213,7 @@ class _Connection(H11Protocol):
 
     @property
     def stage(self) -> Stage:
-        """How far the client is."""
+        """The phase of the connection."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.more_body:
             return Stage.ASKS

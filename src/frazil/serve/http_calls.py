@@ -33,7 +33,7 @@ _STATUSES: Final = {
     Code.RESOURCE_EXHAUSTED: 429,
 }
 _CLUSTER_CALLS: Final = frozenset({"backup", "list_objects", "collect_objects"})
-"""The calls that need `admin` on everything; the others need it on their topic, if they name one."""
+"""The calls that need `admin` on everything; other calls need it on the topic they name."""
 
 
 @attrs.define
@@ -126,7 +126,7 @@ async def _change(broker: Broker, call: Call) -> Any:
 
 
 def _topics(broker: Broker, topic: str) -> list[str]:
-    """Return the names of the topics that hold a topic's records: its own, or those of its parts."""
+    """Return the names of the topics that have a topic's records: its own, or its parts'."""
     _spec, runtimes = broker.engine.whole_topic(full_topic_name(topic))
     return [runtime.name for runtime in runtimes]
 

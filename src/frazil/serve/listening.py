@@ -1,7 +1,7 @@
-"""The broker's listening sockets, bound early: addresses are known, and errors reported, at once.
+"""The broker's listening sockets, bound early so that errors are reported at once.
 
-They listen before anybody is answered, too: the system queues who connects while the log is being
-recovered, and clients wait for a moment instead of giving up.
+They also listen before the broker serves: the system queues connections during the recovery of the
+log, so clients wait a moment instead of failing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BACKLOG: Final = 512
 
 
 class Address(NamedTuple):
-    """Where something listens; written as URLs have it."""
+    """A listening address, written as in URLs."""
 
     host: str
     port: int
@@ -33,15 +33,15 @@ class Address(NamedTuple):
 
 
 def bind(host: str, port: int, *, setting: str) -> socket.socket:
-    """Return a socket that has the address; nobody can connect before it listens.
+    """Return a socket bound to the address; clients cannot connect before it listens.
 
     Args:
-        host: an address or name; of several addresses the first that can be had.
+        host: an address or name; of several addresses the first that can be bound.
         port: 0 is any free one.
-        setting: the name of the setting that says so, for the error.
+        setting: the name of the setting with the address, for the error.
 
     Raises:
-        Unavailable: if none of its addresses can be had.
+        Unavailable: if none of its addresses can be bound.
     """
     try:
         found = socket.getaddrinfo(
@@ -70,10 +70,10 @@ def bind(host: str, port: int, *, setting: str) -> socket.socket:
 
 
 def listen(listener: socket.socket, *, setting: str) -> None:
-    """Let clients connect and wait; they are answered when somebody accepts them.
+    """Listen: clients can connect, and wait until their connection is accepted.
 
     Raises:
-        Unavailable: if somebody else listens on the address since it was bound.
+        Unavailable: if another process has listened on the address since it was bound.
     """
     try:
         listener.listen(BACKLOG)

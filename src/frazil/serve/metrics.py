@@ -1,12 +1,12 @@
-"""Every metric, and the path of its value among the facts.
+"""Every metric, and the path of its value in the facts.
 
-Facts are one tree, read when somebody asks: `engine` is `Engine.stats()`, `process` what the system
-says of the process, `ports` the counters of each listener by name, `guard` is `Guard.stats()`,
-`http` the HTTP port's own counters, `subscriptions` and `schemas` what the broker counts of them.
-What is not there is left out.
+Facts are one tree, read at each scrape: `engine` is `Engine.stats()`, `process` the system's
+figures for the process, `ports` the counters of each listener by name, `guard` is `Guard.stats()`,
+`http` the HTTP port's counters, `subscriptions` and `schemas` the broker's counters of them. A
+metric without a value is omitted.
 
 Names end in their unit, counters in `_total`; times are seconds, sizes bytes, shares 0 to 1. No
-label is a topic, key, offset, client or anything else that others than we choose.
+label is a topic, key, offset, client or any other value that users choose.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Reader = Callable[[Facts], Iterable[tuple[Labels, Any]]]
 
 
 class Metric(NamedTuple):
-    """One metric: its name with unit, what it is, and where its values are."""
+    """One metric: its name with unit, its description, and the paths of its values."""
 
     name: str
     kind: Literal["counter", "gauge"]

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["fastest_loop", "run_broker"]
 
 FILES_BESIDE: Final = 4096
-"""Open files besides the connections: segments, metadata, tables."""
+"""Open files in addition to the connections: segments, metadata, tables."""
 ENDING: Final = (signal.SIGTERM, signal.SIGINT)
 CLOSE_S: Final = 60.0
 """After the drain, syncing and closing get so long; then the process ends without."""
 GC_THRESHOLDS: Final = (50_000, 20, 50)
-"""When the collector looks for circles; Python's own numbers are for programs with few objects."""
+"""Thresholds of the garbage collector; Python's defaults are for programs with few objects."""
 
 
 def run_broker(settings: Settings, on_ready: Callable[[Broker], None]) -> None:
@@ -64,7 +64,7 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class _Process:
-    """One life of a broker, and the signals that reach it."""
+    """One run of a broker process and its signals."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -83,8 +83,8 @@ class _Process:
         broker = Broker(self._settings)
         await broker.start()
         self._broker = broker
-        # What is there now stays: a collection of all objects would look at it in vain, and hold
-        # up every call for a tenth of a second.
+        # The objects of the start-up stay: a full collection would scan them in vain and delay
+        # every call by a tenth of a second.
         gc.collect()
         gc.freeze()
         # Every record under way is an object or two: look for circles among them less often.

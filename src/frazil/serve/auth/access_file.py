@@ -1,4 +1,4 @@
-"""The access file: roles, who has them, and the hashes of API keys, in YAML.
+"""The access file: roles, their principals and the hashes of API keys, in YAML.
 
     roles:
       orders-writer:
@@ -14,8 +14,8 @@
         principal: service_account:orders-app
         expires: 2027-01-31T00:00:00Z
 
-It is checked whole: an unknown word, a role that does not exist or a pattern that could never
-match is refused, because a grant that is misread is worse than none.
+The whole file is checked: an unknown word, a role that does not exist or a pattern that could never
+match is refused, because a misread grant is worse than none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a credential turns into: somebody, until a time; or a refusal without the credential."""
+"""Verify bearer tokens and API keys: return the principal and the expiry, or refuse."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = [
 
 
 class BadCredential(Exception):
-    """The credential is refused. The text says why in our words and never quotes it."""
+    """The credential is refused. The text gives the reason and never quotes the credential."""
 
 
 class Verified(NamedTuple):
-    """Somebody, until a time in seconds since 1970."""
+    """A principal and the expiry of its credential, in seconds since 1970."""
 
     principal: Principal
     expires_s: float
@@ -49,9 +49,9 @@ class Verified(NamedTuple):
 
 ALGORITHM: Final = "HS256"
 SECRET_BYTES_MIN: Final = 32
-"""A shorter secret than the hash can be guessed from one token."""
+"""The size of the hash; a shorter secret could be guessed from one token."""
 PRINCIPAL_KINDS: Final = ("service_account", "user", "broker_internal")
-"""The kinds of the protocol. None of them grants anything by itself."""
+"""The protocol's kinds of principal. A kind alone grants nothing."""
 NAME_CHARACTERS_MAX: Final = 255
 TIME_MAX_S: Final = float(1 << 40)
 
@@ -68,7 +68,7 @@ _OPTIONS: Final[Options] = {
 
 @attrs.frozen
 class TokenRules:
-    """What a token must be."""
+    """The rules that a token must meet: secrets, issuer, audience, clock skew."""
 
     secrets: tuple[bytes, ...] = attrs.field(repr=False)
     issuer: str
@@ -170,7 +170,7 @@ def _digest(text: str) -> str:
 
 @attrs.frozen
 class StoredKey:
-    """What is kept of a key: its hash, its principal and its end."""
+    """A stored API key: its id, hash, principal and expiry."""
 
     id: str
     digest: str = attrs.field(repr=False)
@@ -179,7 +179,7 @@ class StoredKey:
 
 
 class Keyring:
-    """The keys that are taken."""
+    """The API keys that the broker accepts."""
 
     def __init__(self, keys: Iterable[StoredKey] = ()) -> None:
         self._keys = {key.id: key for key in keys}
@@ -188,10 +188,10 @@ class Keyring:
         return len(self._keys)
 
     def verify(self, text: str, *, now_s: float) -> Verified:
-        """Return the principal of a key and its end.
+        """Return the principal and the expiry of a key.
 
         Raises:
-            BadCredential: if it is none of the keys, or has ended.
+            BadCredential: if the key is unknown or has expired.
         """
         found = _KEY.fullmatch(text)
         if found is None:
@@ -213,9 +213,10 @@ _SCHEME: Final = "bearer "
 
 
 class Authenticator:
-    """Takes bearer tokens and API keys. What was verified is remembered until it ends.
+    """Verifies bearer tokens and API keys. Verified credentials are cached until they expire.
 
-    At most 1,024 credentials are remembered, good ones only: a flood of bad ones drives none out.
+    The cache has at most 1,024 entries. It has no bad credentials, so a flood of them evicts
+    nothing.
     """
 
     def __init__(self, tokens: TokenRules | None, keys: Keyring) -> None:
@@ -224,7 +225,7 @@ class Authenticator:
         self._known: dict[str, Verified] = {}
 
     def known(self, header: str, *, now_s: float) -> Verified | None:
-        """Return what a header seen before stands for, if it has not ended."""
+        """Return the cached result for a header, None if there is none or it has expired."""
         found = self._known.get(header)
         if found is None or now_s < found.expires_s:
             return found
@@ -235,7 +236,7 @@ class Authenticator:
         """Return the principal of the header's credential.
 
         Raises:
-            BadCredential: if it is not one of ours, or has ended.
+            BadCredential: if the credential is not valid or has expired.
         """
         found = self.known(header, now_s=now_s)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Files that hold secrets: they are read only if nobody else can read them."""
+"""Read secret files. A file that other users can read is refused."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The guard of all calls: rate, authentication, authorisation.
 
-It runs before every handler. From the headers alone it counts the call and finds out who makes it;
-only then is the message read, for what the call needs, and the roles are asked. Each front end says
-what its calls need. Without authentication calls are only counted.
+The guard runs before every handler. It counts the call and finds the principal from the headers
+alone. Then it reads the message for the permissions that the call needs and checks them against the
+roles. Each front end defines the needs of its calls. Without authentication calls are only counted.
 
-Statuses and their texts are the protocol's. Refusals are logged, a few a second, never with the
-credential. `x-danube-internal-broker` is not read: it grants nothing.
+The protocol defines the statuses and their texts. Refusals are logged, a few a second, never with
+the credential. `x-danube-internal-broker` is not read: it grants nothing.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ Refusal = tuple[Code, str]
 TOO_MANY: Final[Refusal] = (Code.RESOURCE_EXHAUSTED, "Too many requests, retry later")
 UNKNOWN: Final[Refusal] = (Code.UNIMPLEMENTED, "Operation is not implemented or not supported")
 CLIENTS_MAX: Final = 10_000
-"""Requests are counted for so many clients; further ones share one count."""
+"""The limit of clients with their own bucket; further clients share one."""
 EVENTS_S_MAX: Final = 10
 
 
 class Caller(Protocol):
-    """What the guard looks at of a call."""
+    """The parts of a call that the guard reads."""
 
     @property
     def path(self) -> str:
@@ -81,7 +81,7 @@ class Caller(Protocol):
 
 @attrs.frozen
 class Credentials:
-    """Who is known, and what is granted to them; replaced whole when the files change."""
+    """The accepted credentials and the granted roles; replaced whole when the files change."""
 
     authenticator: Authenticator
     roles: Roles
@@ -89,7 +89,7 @@ class Credentials:
 
 @lru_cache(maxsize=4096)
 def client_of(peer: str) -> str:
-    """Return the address that requests are counted for: of IPv6 the network, hosts have many."""
+    """Return the address to count requests for: the network for IPv6, as a host has many."""
     host = peer.rpartition(":")[0] if peer.count(":") == 1 or "]:" in peer else peer
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
@@ -112,13 +112,13 @@ class Guard:
         limiter: RateLimiter,
         clock: Clock,
     ) -> None:
-        """Without credentials everybody may do everything, as often as the limiter lets them.
+        """Make a guard; without credentials it allows every call within the limiter's rate.
 
         Args:
-            credentials: who is known and what they may do, None without authentication.
+            credentials: the accepted credentials and the roles, None without authentication.
             needs: returns what a call of a path needs, None for an unknown path; raises `Refused`.
-            limiter: how often each client may call.
-            clock: tells the time.
+            limiter: the rate limit of each client.
+            clock: the time.
         """
         self._credentials = credentials
         self._needs = needs
@@ -130,17 +130,17 @@ class Guard:
 
     @property
     def enabled(self) -> bool:
-        """Whether callers must say who they are."""
+        """Whether calls need a credential."""
         return self._credentials is not None
 
     def replace(self, credentials: Credentials) -> None:
-        """Use other keys, secrets and roles from now on; what was remembered is forgotten."""
+        """Replace keys, secrets and roles, and clear the cache of credentials."""
         assert self.enabled
         self._credentials = credentials
         event("credentials_replaced")
 
     def stats(self) -> dict[str, int]:
-        """Count what was refused."""
+        """Count a refusal."""
         return {**self._refused, "clients": len(self._limiter)}
 
     def __call__(self, call: Caller) -> Refusal | None:
@@ -151,7 +151,7 @@ class Guard:
         return self.check(call)
 
     def free_calls(self, peer: str, count: int) -> int:
-        """Count calls that came together; return how many may be served without a look at them.
+        """Count calls of one run; return how many may be served without another check.
 
         With authentication that is none of them.
         """
@@ -160,7 +160,7 @@ class Guard:
         return self._limiter.take(client_of(peer), self._monotonic(), count)
 
     def admit(self, call: Caller) -> Refusal | None:
-        """Count a call from its headers alone; return why its caller is sent away.
+        """Count a call from its headers alone; return the refusal, None if there is none.
 
         A caller that is not known to be good counts for the address it comes from.
         """
@@ -177,7 +177,7 @@ class Guard:
         return None if isinstance(found, Principal) else found
 
     def foresee(self, call: Caller) -> Refusal | None:
-        """Return why the caller of a request that still arrives is sent away without the rest of it.
+        """Return why a request that still arrives is refused before its last byte.
 
         A known caller is counted when all of it has arrived, others now: they may be guessing.
         """
@@ -216,7 +216,7 @@ class Guard:
         return found if isinstance(found, Principal) else None
 
     def _known(self, call: Caller) -> Verified | None:
-        """Return the principal of a credential that was taken before and has not ended."""
+        """Return the principal of a cached credential that has not expired."""
         if self._credentials is None:
             return None
         header = call.metadata.get("authorization", "")
@@ -251,27 +251,27 @@ class Guard:
 
 
 LOOKS_MAX: Final = 8
-"""So many clients are looked at for one that can be forgotten."""
+"""The number of buckets checked for one that can be removed."""
 _OTHERS: Final = None
-"""The client that stands for all those without a bucket of their own."""
+"""The client name of the bucket that all further clients share."""
 
 
 class RateLimiter:
-    """Buckets that hold a second's worth and refill steadily. Pure: the time is an argument.
+    """Token buckets: each holds one second's calls and refills steadily. The time is an argument.
 
-    A client is forgotten only when its bucket is full again, so that nobody gets a new bucket by
-    pushing its old one out; while no such client is found, new ones share one bucket.
+    A bucket is removed only when it is full again, so no client gets a new bucket by evicting its
+    old one. While no bucket can be removed, new clients share one.
     """
 
     def __init__(self, *, rate_s: float, clients_max: int) -> None:
         assert rate_s > 0
         assert clients_max > 0
         self._one_s = 1 / rate_s
-        # A full bucket holds a second's worth; the sum of as many parts may be a little above.
+        # A full bucket holds one second's calls; the sum of its parts may be slightly more.
         self._empty_s = max(1.0, self._one_s) + self._one_s / 1000
         self._clients_max = clients_max
         self._full_at: dict[Hashable, float] = {}
-        """When each bucket would be full again. Those at the front were not looked at longest."""
+        """The time at which each bucket is full again, the least recently checked first."""
 
     def __len__(self) -> int:
         return len(self._full_at)

@@ -1,7 +1,7 @@
-"""Who may do what: principals, the grants of their roles, and the one question asked of them.
+"""Authorisation: principals, their roles, the grants of a role, and one check.
 
-Nothing is allowed that no grant allows. A grant names actions and where they are allowed; admin
-implies neither produce nor consume, so that who runs the topics need not read them.
+An action needs a grant. A grant names actions and the resources on which they are allowed. `admin`
+implies neither `produce` nor `consume`: an operator need not read the topics.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PART: Final = re.compile(r"(.+)-part-(?:0|[1-9][0-9]{0,8})\Z")
 
 
 class Action(enum.StrEnum):
-    """What a caller may be allowed to do."""
+    """The actions that a grant can allow."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -52,14 +52,14 @@ class Principal(NamedTuple):
 
 
 ANONYMOUS: Final = Principal("anonymous", "anonymous")
-"""Everybody, while authentication is off."""
+"""The principal of every call while authentication is off."""
 
 
 ResourceKind = Literal["topic", "namespace", "subject", "cluster", "anything"]
 
 
 class Resource(NamedTuple):
-    """One thing an action is done to; a topic has both names, the others what they need."""
+    """The resource of an action; a topic has both names, other kinds only those they need."""
 
     kind: ResourceKind
     namespace: str = ""

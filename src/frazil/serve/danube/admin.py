@@ -195,7 +195,7 @@ class Admin:
         name = checked_topic(request.name)
         self._named(name)
         whole = part_of(name)
-        # A part after a gap is a topic of its own: there is no whole to delete instead.
+        # A part after a gap is a separate topic: no partitioned topic covers it.
         if whole is not None and name in self._topics.parts(whole[0]):
             raise Refused(status("part_not_deletable", topic=name))
         await self._remove(name)
@@ -206,8 +206,8 @@ class Admin:
         gone = self._named(name)
         parts = [topic.name for topic in gone]
         is_one = gone[0].runtime.state.spec.part_of or parts == [name]
-        # Parts that clients made one by one are topics of their own, and are deleted one by one.
-        # The last goes first: what a crash leaves is found again by its first part.
+        # Parts that clients created one by one are separate topics and are deleted one by one. The
+        # last part is deleted first: after a crash the first part leads to the rest.
         for each in [name] if is_one else reversed(parts):
             await asyncio.to_thread(self._engine.delete_topic, each)
         services = self._services

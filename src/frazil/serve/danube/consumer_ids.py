@@ -1,8 +1,8 @@
-"""Ids of consumers: made of topic, subscription and name, stored, known again after a restart.
+"""Consumer ids: derived from topic, subscription and name, and stored for a restart.
 
-Clients receive, after a broker came back, with the id that they have, and say nothing else: so what
-an id stands for is stored (`StateTag.CLIENT`) before the client gets it, and read once at the
-start. An id is removed with its subscription, with its topic, or when its place is needed.
+After a restart of the broker clients call receive with their id and nothing else. So the consumer
+of an id is stored (`StateTag.CLIENT`) before the client gets the id, and read once at the start. An
+id is removed with its subscription, with its topic, or when newer ids need its space.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _OVERHEAD_BYTES: Final = 64
 
 
 class ConsumerFacts(msgspec.Struct, frozen=True, array_like=True):
-    """Who a consumer is. The order of the fields is that of the stored form; new ones come last.
+    """The identity of a consumer. The stored form has the fields in this order; new ones come last.
 
-    `uid` tells the topic from another one of its name. `kind` is what the consumer asked for; that
-    of a reliable subscription that exists already counts more.
+    `uid` distinguishes the topic from another one of the same name. `kind` is the type that the
+    consumer requested; the type of an existing reliable subscription takes precedence.
     """
 
     uid: str
@@ -144,7 +144,7 @@ class ConsumerIds:
         if identity not in self._facts:
             return
         self._drop(identity)
-        # One that comes back with a restart, since this was not written, is found to be stale then.
+        # A crash before this write brings the id back; the restart then finds that it is stale.
         with contextlib.suppress(FrazilError):
             self._engine.states.submit(StateTag.CLIENT, _key(identity), None)
 

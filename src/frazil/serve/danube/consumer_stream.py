@@ -1,10 +1,10 @@
-"""One stream of messages to a consumer: what a subscription delivers, as bytes, as fast as it reads.
+"""One stream of messages to a consumer, at the speed at which its client reads.
 
-A record's bytes are made once, however many subscriptions it goes to; a batch is one write. The
-stream asks for as much as a stream may have queued, twice as much once its client has shown that it
-reads, and for all of that again after every write that left room: however a subscription counts
-a record, a stream with room gets records. When the client does not keep up it asks for
-nothing more until there is room again, so that what waits for a slow client is bounded.
+A record is encoded once for all subscriptions; a batch is one write. The stream requests as many
+bytes as its queue may hold, twice as many once its client has read some. It requests the full
+amount again after every write that leaves room: a stream with room gets records, however a
+subscription counts them. A stream without room requests nothing, so the queue of a slow client is
+bounded.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GRANT_RECORDS: Final = 1 << 20
 class ConsumerStream:
     """The stream of one consumer. All methods belong to the event loop's thread.
 
-    `on_end` is called once, with the stream and whether its consumer is gone for good.
+    `on_end` is called once, with the stream and whether its consumer has left permanently.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ConsumerStream:
             self.subscription.ready(self, messages=0, size_bytes=0)
 
     def displaced(self) -> None:
-        """End well: another stream of this consumer took the place."""
+        """End with OK: another stream of this consumer replaces this one."""
         self._over(is_gone=False)
         self.call.finish(Code.OK)
 

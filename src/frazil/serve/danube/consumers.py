@@ -1,8 +1,8 @@
 """Consumers: subscribed by name, known by an id, fed through a stream; their acks and nacks.
 
-A consumer takes part in its subscription while its stream is open. Before that, from its Subscribe
-on, its place is kept for a while: nobody else gets an Exclusive subscription, and a topic without
-storage keeps records for it. Clients ping the id meanwhile, which keeps the place, too.
+A consumer is attached to its subscription while its stream is open. From Subscribe until then its
+seat is reserved for a while: no other consumer gets an Exclusive subscription, and a topic without
+storage keeps records for it. Each ping of the id extends the reservation.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ REFUSAL_DELAY_S: Final = 0.5
 TAKEOVER_AGE_S: Final = 0.5
 """Two clients of one name take the stream from each other; not more often than this."""
 RESERVED_S: Final = 15.0
-"""For how long a place is kept without a sign of its consumer; clients ping every 5 s."""
+"""The time that a reservation lasts without a call of its consumer; clients ping every 5 s."""
 CONSUMERS_MAX: Final = 1_000
 """Of one subscription."""
 NAME_BYTES_MAX: Final = 512
 FILTERS_MAX: Final = 64
 FILTER_BYTES_MAX: Final = 256
 IDS_BYTES_MAX: Final = 16 << 20
-"""All ids together; beyond it consumers that are away lose theirs, the oldest first."""
+"""Of all ids; above it consumers without a stream lose theirs, the oldest first."""
 REASON_CHARACTERS_MAX: Final = 1024
 
 _CLOSING: Final = Status(Code.UNAVAILABLE, "server is shutting down")
@@ -81,8 +81,8 @@ class Consumers:
         deliveries: the subscriptions of reliable topics.
         topics: the broker's topics.
         unreliable: the subscriptions of the other topics.
-        ids: who has which id.
-        url: where clients find this broker: the address in every message.
+        ids: the consumer of each id.
+        url: the broker's address for clients, part of every message.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class Consumers:
         self._loop = asyncio.get_running_loop()
         self._streams: dict[int, ConsumerStream] = {}
         self._reserved: dict[int, float] = {}
-        """When a consumer without a stream last gave a sign since its Subscribe."""
+        """The time of the last call of each consumer without a stream, since its Subscribe."""
         self._dropped: set[int] = set()
-        """Whose stream ended, and who has not come again."""
+        """The ids of the consumers whose stream ended and that have not reconnected."""
         self._encoders: dict[str, DeliveryEncoder] = {}
         self._is_closing = False
         unreliable.on_idle = self.forget_subscription
@@ -203,7 +203,7 @@ class Consumers:
         return None if facts is None else facts.topic
 
     def is_known(self, consumer_id: int) -> bool:
-        """Answer a consumer's ping: whether it has its place still. The ping keeps the place."""
+        """Answer a ping: whether the consumer is still known. A ping extends its reservation."""
         facts = self._ids.get(consumer_id)
         if facts is None or consumer_id in self._dropped or self._topic_of(facts) is None:
             return False
@@ -270,7 +270,7 @@ class Consumers:
             )
 
     async def _admit(self, topic: Topic, facts: ConsumerFacts) -> int:
-        """Give a consumer its place in its subscription and its id, which is durable on return."""
+        """Reserve a consumer's seat in its subscription; return its id, which is durable."""
         kind = SubscriptionType(facts.kind)
         subscription: Attachable
         is_reliable = self._topics.is_reliable(topic)
@@ -284,7 +284,7 @@ class Consumers:
             subscription = self._unreliable.open(topic.name, facts.subscription, kind=kind)
         identity = self._ids.find(facts)
         self._make_place(identity, facts, subscription.kind)
-        # Kept from here on, before anything is waited for: nobody else gets an Exclusive one.
+        # Reserved before the first await: no other consumer gets an Exclusive subscription.
         self._reserved[identity] = self._loop.time()
         self._dropped.discard(identity)
         stream = self._streams.get(identity)
@@ -457,7 +457,7 @@ def _wrong(text: str) -> Status:
 
 
 AckedPart = tuple["CallRun", list["Stream"], list[bytes], list[int]]
-"""Acks of a run for one subscription: places and replies, and what they ack."""
+"""Acks of a run for one subscription: the run, its streams, their replies, acked offsets."""
 
 
 def _end_acks(subscription: Subscription | None, part: AckedPart) -> None:

@@ -1,4 +1,4 @@
-"""Where topics are, whether clients are still known, which objects hold a topic's history."""
+"""Discovery calls: topic lookup, health checks, and the objects of a topic's history."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Discovery:
         self._objects = objects
         self._url = url
         self.is_closing = False
-        """Whether health checks answer CLOSE, so that clients set themselves up elsewhere."""
+        """Whether health checks answer CLOSE, so that clients reconnect to another broker."""
 
     def look_up(self, call: Call, message: bytes) -> None:
         """Answer TopicLookup: every topic that exists is here."""

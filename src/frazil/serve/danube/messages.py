@@ -36,7 +36,7 @@ __all__ = [
 
 TIME_UNIT_US: Final = 1000
 KNOWN_MAX: Final = 1024
-"""How many producers, and how many high parts of numbers, an encoder keeps."""
+"""The limit of producers, and of high parts of numbers, that an encoder caches."""
 
 _frame_head = Struct(">BI").pack
 

@@ -1,8 +1,8 @@
 """Names on the wire: topics, namespaces, and the parts of a partitioned topic.
 
 A topic's name has three parts between slashes, the first of them empty: `/namespace/topic`.
-Part `i` of a partitioned topic is a topic of its own, `/namespace/topic-part-i`. Clients make parts
-themselves, by a producer for each, and send the name of the part back with every ack.
+Part `i` of a partitioned topic is a separate topic, `/namespace/topic-part-i`. Clients create each
+part through a producer, and send the name of the part with every ack.
 """
 
 from __future__ import annotations

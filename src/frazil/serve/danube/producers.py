@@ -1,7 +1,7 @@
-"""Producers: created by name, known by an id, each record answered when it is as safe as asked.
+"""Producers: created by name, identified by an id; a reply follows the requested durability.
 
-A producer's id is made of its topic and its name, so a client that goes on after a restart of the
-broker, with the id it has, is recognised: its message names both. Nothing about it is stored.
+A producer's id is derived from its topic and its name, and each message names both. So the broker
+recognises an id after a restart, and stores nothing about producers.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ PART_BYTES_MAX: Final = 1 << 20
 
 
 class Publishing:
-    """Waits for a record's commit in a call's place, as a future would, at less cost."""
+    """Completes calls when their records are committed; a cheaper replacement for a future."""
 
     __slots__ = ("_loop", "call", "reply")
 
@@ -120,7 +120,7 @@ class _Batch:
 
     def set_exception(self, error: BaseException) -> None:
         if isinstance(error, InvalidRequest) and len(self.records) > 1:
-            # One of them cannot be written, and none was: each for itself finds out which.
+            # One record is invalid, and none was written: sending them singly finds it.
             self._publisher.send_singly(self)
             return
         status = status_of(error, PUBLISHING)
@@ -171,13 +171,13 @@ class Publisher:
         batch.answers.append(part)
 
     def send_slowly(self, runtime: TopicRuntime, record: Message, publishing: Publishing) -> None:
-        """Wait, without holding up anybody else, for what keeps the topic from taking a record."""
+        """Wait in a task, without delaying other calls, until the topic accepts the record."""
         task = self.loop.create_task(_wait_and_send(runtime, record, publishing))
         self._slow.add(task)
         task.add_done_callback(self._slow.discard)
 
     def send_singly(self, batch: _Batch) -> None:
-        """Write the records of a batch that was not written, each as an entry of its own."""
+        """Write the records of a batch that was refused, one entry for each record."""
         for record, (call, reply) in zip(batch.records, batch.calls(), strict=True):
             self.send_slowly(batch.runtime, record, Publishing(call, self.loop, reply))
 

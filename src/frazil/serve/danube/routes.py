@@ -26,14 +26,14 @@ __all__ = ["Services"]
 
 
 class Services:
-    """Everything that answers calls. Make it, and use it, in the loop that serves.
+    """The services of the protocol and their routes. Create and use it in the serving loop.
 
-    Making it reads what the log has about clients, schemas and subscriptions, and waits for that:
-    do it before anything is served.
+    The constructor reads clients, schemas and subscriptions from the log and blocks: call it before
+    the broker serves.
 
     Args:
-        engine: the open engine; it stays the caller's.
-        addresses: lookups answer `advertised_url`; the admin calls also list `admin_url` and
+        engine: the open engine; the caller closes it.
+        addresses: lookups return `advertised_url`; the admin calls also list `admin_url` and
             `http_url`.
     """
 

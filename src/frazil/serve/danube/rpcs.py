@@ -46,7 +46,7 @@ Scope = Literal[
     "cluster",
     "anything",
 ]
-"""What a field of a request names."""
+"""The kinds of name that a field of a request can have."""
 
 
 class Target(NamedTuple):
@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 
 class Rpc(NamedTuple):
-    """One call: the message it takes, what it needs, and whether it is an act that is logged."""
+    """One call: its request type, the permissions it needs, and whether it is logged."""
 
     request: type[Any]
     targets: tuple[Target, ...]
@@ -183,13 +183,13 @@ RPCS: Final[Mapping[str, Rpc]] = MappingProxyType(
 
 
 def needs_of(path: str, message: bytes, services: Services) -> list[Need] | None:
-    """Return all that a request needs, each of which must be granted; None if there is no call.
+    """Return all permissions that a request needs; None if there is no such call.
 
-    Called in the event loop, so it must not wait.
+    It runs in the event loop and must not block.
 
     Raises:
-        Refused: if the bytes are no message of this call, a name is no topic's, subject's or
-            namespace's, or nobody has the id.
+        Refused: if the bytes are not a message of this call, a topic, subject or namespace name is
+            invalid, or the id is unknown.
     """
     rpc = RPCS.get(path)
     if rpc is None:
@@ -200,7 +200,7 @@ def needs_of(path: str, message: bytes, services: Services) -> list[Need] | None
 
 
 def _resource(target: Target, request: Any, services: Services) -> Resource | None:
-    """Return what a target stands for in a request, None if nothing has to be asked for."""
+    """Return the resource that a target names in a request, None if it needs no permission."""
     if target.field.startswith("msg_id.") and not request.HasField("msg_id"):
         raise Refused(status("message_id_missing"))
     if target.scope in _FIXED:

@@ -1,8 +1,8 @@
-"""How a call ends when it fails: a gRPC status code and a text, as published clients know them.
+"""Map errors to the gRPC status codes and texts that published clients expect.
 
-`status_of` is the one way from an error to a status. The codes of the error tree are those of
-`frazil.errors.CODES`, which all front ends share; a `Wording` says where the protocol has a code
-or a text of its own. `status` makes those whose texts the protocol fixes, from `TEXTS`.
+`status_of` converts every error to a status. `frazil.errors.CODES` has the codes of the error tree,
+which all front ends share. A `Wording` overrides a code or a text where the protocol differs.
+`status` builds the statuses whose texts the protocol fixes, from `TEXTS`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Refused(CallFailed):
 
 
 Wording = Mapping[type[FrazilError], tuple[Code, str]]
-"""What a call makes of an error class: its code, and the text before the error's own."""
+"""The status of an error class for a call: its code, and a prefix of the error's text."""
 
 PUBLISHING: Final[Wording] = {
     InvalidRequest: (Code.PERMISSION_DENIED, "Unable to publish the message: "),

@@ -114,7 +114,7 @@ class Topics:
             if not self._engine.settings.topics.auto_create and not self._is_there(name):
                 raise Refused(status("topic_missing", topic=name))
             try:
-                # It may be made meanwhile, by another call or another thread of this process.
+                # Another call or thread of this process may have created it since.
                 with suppress(Conflict):
                     await self.make(name, is_reliable=is_reliable)
             except FrazilError as error:
@@ -169,7 +169,7 @@ class Topics:
             raise Refused(status("name_clash", topic=name, other=part))
 
     def _make(self, name: str, *, is_reliable: bool, partitions: int) -> None:
-        """Make a topic, in a thread of its own: whatever of this a crash cuts off, `_complete` ends."""
+        """Create a topic in a worker thread. After a crash `_complete` does the other steps."""
         states = self._engine.states
         if self._uid_of(name) is not None:
             raise Conflict("topic exists", topic=name)
@@ -200,7 +200,7 @@ class Topics:
             warn("topic_without_table", topic=name, error=error)
 
     def release(self, name: str) -> None:
-        """Let go of a topic that was deleted or unloaded: its producers have to come again."""
+        """Forget a topic that was deleted or unloaded: its producers have to reconnect."""
         if self.on_released is not None:
             self.on_released(name)
 

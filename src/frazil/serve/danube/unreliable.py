@@ -156,7 +156,7 @@ class Unreliable:
 
 
 class UnreliableSubscription:
-    """One subscription; a transport uses it like a reliable one."""
+    """One subscription of a topic without storage, with the interface of a reliable one."""
 
     def __init__(self, world: Unreliable, topic: str, name: str, kind: SubscriptionType) -> None:
         self.topic = topic
@@ -166,7 +166,7 @@ class UnreliableSubscription:
         self._names: dict[int, str] = {}
         """The consumers that take part, by id."""
         self._streams: dict[int, Consumer] = {}
-        """Those of them that have a stream."""
+        """The streams of the attached consumers, by id."""
         self._fresh: list[Record] = []
         """Records of this turn."""
         self._bytes_queued = 0

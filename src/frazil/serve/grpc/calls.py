@@ -34,7 +34,7 @@ _RUN_CALLS_MIN: Final = 2
 
 @attrs.define
 class Counters:
-    """What a server has done since it started; all but `connections` only grow."""
+    """A server's counters since its start; only `connections` can decrease."""
 
     connections: int = 0
     connections_total: int = 0
@@ -52,15 +52,15 @@ class Counters:
 
 
 GATHERED: Final = object()
-"""The `call` of a stream that belongs to a run and has no object of its own."""
+"""The `call` of a stream that belongs to a run and has no separate object."""
 
 
 class Call:
     """One call, from its request to its status. All methods belong to the event loop's thread.
 
-    Answer once: what comes after the status, or after the client went away, is dropped.
-    `on_cancel` is called when the client gave the call up; `on_ready` when a `write` that returned
-    False may go on. Neither is called from inside one of the call's own methods.
+    Answer once: output after the status, or after the client has disconnected, is dropped.
+    `on_cancel` is called when the client cancels the call; `on_ready` when writing may continue
+    after a `write` that returned False. Neither is called from inside a method of the call.
     """
 
     on_ready: Callable[[], None] | None = None
@@ -118,7 +118,7 @@ class Call:
     def begin(self) -> None:
         """Send the answer's HEADERS at once, before there is a message.
 
-        A large message of the request is let go of: a stream may stay open for ever.
+        A large request message is released, as a stream may stay open indefinitely.
         """
         if len(self.message) > _KEPT_BYTES_MAX:
             self.message = b""
@@ -160,7 +160,7 @@ class CallRun:
         self._calls.handle(self.call(self.streams[at], self.messages[at]))
 
     def call(self, stream: Stream, message: bytes = b"") -> Call:
-        """Return one of them as a call of its own."""
+        """Return one call of the run as a separate object."""
         return self._calls.call_of(stream, message)
 
     def ok_all(self, streams: list[Stream], replies: list[bytes]) -> None:
@@ -413,7 +413,7 @@ class Calls:
             self._attempt(call, call.on_cancel)
 
     def _attempt(self, call: Call, work: Callable[[], object] | None) -> None:
-        """Call back a handler, if there is something to call; what it raises is the call's status."""
+        """Call a handler's callback, if it is set; an error that it raises becomes the status."""
         try:
             if work is not None:
                 work()

@@ -1,7 +1,7 @@
 """One client connection on the event loop: a socket around `h2.Connection`.
 
-Reading pauses while the peer does not read its answers, and while too many bytes of requests wait
-for theirs. All that was answered in one turn of the loop leaves in one write.
+Reading pauses while the peer does not read its answers, and while too many request bytes are
+unanswered. All answers of one turn of the loop are sent in one write.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ClientConnection"]
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """One connection, from its accept to its end."""
+    """One connection from accept to close."""
 
     transport: asyncio.Transport | None = None
     """None until the connection, and TLS if there is any, is set up."""
@@ -37,13 +37,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.held = 0
         """Bytes of incomplete requests and of answers that the peer has not read, as last counted."""
         self.heard = server.clock.monotonic()
-        """When bytes came last, by the tick."""
+        """The tick at which bytes last arrived."""
         self._server = server
         self._limits = server.limits
         self._is_live = False
         self._is_closing = False
         self._is_full = False
-        """Reading pauses: too much waits for answers, or the peer does not read its own."""
+        """Reading pauses: too many unanswered requests, or the peer does not read its answers."""
         self._unanswered = 0
         self._streams = 0
         self._has_heard = False
@@ -54,7 +54,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._closing_since = 0.0
         self._draining_from: float | None = None
         self._asked = 0.0
-        """When a client that is to go last had a call open or asked for one."""
+        """The last time at which a client that is disconnected last had or made a call."""
         ticks = max(1, round(self._limits.request_s / self._limits.tick_s))
         self._last_streams: deque[int] = deque(maxlen=ticks + 1)
         """The highest stream number at each of the last ticks in which the peer was read from."""

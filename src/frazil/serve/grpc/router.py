@@ -37,8 +37,9 @@ _CONTENT_TYPE: Final = b"application/grpc"
 class Route:
     """One message in, one message out; a stream has any number of messages out.
 
-    `many`, if there is one, gets calls that came together. A server that stops refuses calls that
-    are `is_fresh`: new work. The HEADERS of a stream's answer go out when the handler begins.
+    `many`, if it is set, gets the calls of a run together. A stopping server refuses calls that are
+    `is_fresh`, that is, new work. The HEADERS of a stream's answer are sent when the handler
+    begins.
     """
 
     handler: Handler
@@ -57,7 +58,7 @@ def Stream(handler: Handler) -> Route:  # noqa: N802 - a kind of route
 
 @attrs.frozen(eq=False)
 class CallHead:
-    """What a request's headers say; made once for all calls with equal headers.
+    """The parsed headers of a request; created once for all calls with equal headers.
 
     `plain_status` (of HTTP) or `refusal` is the whole answer, if there is one.
     """
@@ -170,7 +171,7 @@ def _settle(call: Call, task: asyncio.Future[bytes | None]) -> None:
 
 
 async def to_its_end(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return what work comes to; it goes on when its caller is cancelled."""
+    """Return the result of a coroutine; it continues when its caller is cancelled."""
     task = asyncio.get_running_loop().create_task(work)
     _running.add(task)
     task.add_done_callback(_running.discard)
@@ -178,7 +179,7 @@ async def to_its_end(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 async def outcome(work: asyncio.Future[_Result]) -> _Result:
-    """Return what others' work comes to; it goes on when its caller is cancelled."""
+    """Return the result of a shared future; it continues when its caller is cancelled."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

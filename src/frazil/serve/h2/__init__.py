@@ -1,1 +1,1 @@
-"""HTTP/2 without a socket, as far as a gRPC server needs it; `docs/internals/http2.md` has its limits."""
+"""The part of HTTP/2 that a gRPC server needs, without a socket; see `docs/internals/http2.md`."""

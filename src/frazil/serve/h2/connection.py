@@ -1,10 +1,10 @@
-"""One HTTP/2 connection, server side, without a socket: bytes in, calls of the application out.
+"""One server-side HTTP/2 connection without a socket: bytes in, application calls out.
 
-HEADERS in the cache and a DATA frame that is a whole request take the short way in `receive`; every
-other frame goes through `_frame`, with the same outcome (RFC 9113, sections 5 and 6). A rule broken
-by one stream resets it; a rule broken by the connection raises `ConnectionFailure`. The header
-block of every HEADERS frame is read, also of streams that are refused or closed: the peer's table
-and ours would get out of step otherwise.
+`receive` has a fast path for cached HEADERS and for a DATA frame that is a whole request; `_frame`
+handles every other frame, with the same outcome (RFC 9113, sections 5 and 6). A stream error resets
+the stream; a connection error raises `ConnectionFailure`. The header block of every HEADERS frame
+is decoded, also for refused and closed streams: otherwise the peer's header table and the server's
+would differ.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SETTINGS: Final = {
 
 
 class Application(Protocol):
-    """What a connection serves. No method may raise; all may answer through the sender."""
+    """The application that a connection calls. No method may raise; all may use the sender."""
 
     def resolve(self, fields: Fields) -> object:
         """Return what a request's headers mean; the result is kept for equal headers."""
@@ -165,7 +165,7 @@ class Connection:
         """Take bytes of the peer; return False when the connection is over (send, then close)."""
         if self.is_over:
             return False
-        # The caller takes what is to be sent afterwards: no notice is needed.
+        # The caller calls `take` after this, so it needs no notice.
         self.sender.is_dirty = True
         if self._buffer:
             data = self._buffer + data
@@ -208,7 +208,7 @@ class Connection:
             self.application.on_cancel(stream)
 
     def go_away(self) -> None:
-        """Refuse new streams from now on; open calls go on."""
+        """Refuse new streams from now on; open calls continue."""
         if not self.is_over and not self.is_refusing:
             self.is_refusing = True
             last = max(self.table.last, 0)
@@ -295,7 +295,7 @@ class Connection:
         """Handle one frame.
 
         Raises:
-            ConnectionFailure: The connection cannot go on.
+            ConnectionFailure: The connection cannot continue.
         """
         if not self.is_greeted and (kind != f.SETTINGS or flags & f.ACK):
             raise ConnectionFailure(ErrorCode.PROTOCOL_ERROR, "settings must come first")
@@ -552,7 +552,7 @@ class Connection:
     # -- floods ----------------------------------------------------------------------------------
 
     # Clients answer data with pings (to measure the round trip) and window updates: when an
-    # allowance is used up, each DATA frame that was sent meanwhile grants one more.
+    # allowance is used up, each DATA frame sent since then grants one more.
 
     def _count(self, what: str, count: int = 1) -> None:
         for _ in range(count):

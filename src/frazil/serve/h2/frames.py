@@ -53,7 +53,7 @@ _SETTING: Final = struct.Struct(">HI")
 
 
 class ErrorCode(enum.IntEnum):
-    """Why a stream or a connection ended (RFC 9113, section 7)."""
+    """The error codes of streams and connections (RFC 9113, section 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1

@@ -95,7 +95,7 @@ class CountingTable(HeaderTable):
 class HeaderReader:
     """One connection's header blocks, in the order they arrive.
 
-    `cache` may be asked directly by a caller that falls back to `read`.
+    A caller may look in `cache` first and use `read` for a miss.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ import attrs
 
 @attrs.frozen
 class ServerLimits:
-    """What a server takes from its peers; a connection's limits unless the name says `server`.
+    """The limits of a server for its peers; each is per connection unless its name has `server`.
 
     Control frames are counted by the tick (`tick_s`): a peer that sends more of them gets
     ENHANCE_YOUR_CALM and its connection is closed.
@@ -37,7 +37,7 @@ class ServerLimits:
     unanswered_bytes_max: int = 16 << 20
     """Bytes of requests that wait for their answer; above it reading pauses."""
     header_bytes_max: int = 40 << 10
-    """Unpacked; a request with more is refused, and its connection goes on."""
+    """After decompression; a larger request is refused, and its connection stays open."""
     header_bytes_read_max: int = 64 << 10
     """Unpacked; more ends the connection: the header tables are out of step."""
     open_header_bytes_max: int = 32 << 20

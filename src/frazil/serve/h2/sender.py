@@ -1,8 +1,9 @@
-"""What a connection sends: answers, streams of messages, windows, frames of control.
+"""The output of a connection: answers, message streams, window updates, control frames.
 
-Everything is collected until `take`, which the shell calls once a turn: one write for all that was
-answered meanwhile. Messages of a stream are cut into frames then, as many as the peer's windows
-allow. Nothing here calls the application back, so a handler may write from wherever it is called.
+Output is collected until `take`, which the protocol calls once per turn of the loop: one write for
+all answers of the turn. `take` also cuts the messages of a stream into frames, as many as the
+peer's windows allow. The sender never calls the application, so a handler may write from any
+callback.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Sender:
         self.is_paused = False
         """The transport takes no more: messages stay queued."""
         self.data_frames = 0
-        """How many were sent."""
+        """The number of DATA frames sent."""
         self.queued = 0
         """Bytes of messages that wait."""
         self._limits = limits
@@ -188,7 +189,7 @@ class Sender:
 
     @property
     def has_more(self) -> bool:
-        """Whether another `take` would give something although nothing happened meanwhile."""
+        """Whether another `take` would return bytes without new input."""
         return bool(self._writable) and not self.is_paused and self.window > 0
 
     @property
@@ -267,7 +268,7 @@ class Sender:
         self._mark_dirty()
 
     def _last(self, stream: Stream, block: bytes) -> None:
-        """End a stream with a header block; the peer of an unfinished request may stop sending it."""
+        """End a stream with a header block; the peer may stop sending an unfinished request."""
         self.emit(f.frame(f.HEADERS, _END_BOTH, stream.sid, block))
         if not stream.ended:
             self.emit(f.reset(stream.sid, f.ErrorCode.NO_ERROR))
@@ -284,7 +285,7 @@ class Sender:
             _, stream = self._writable.popitem(last=False)
             left -= self._pump_stream(stream, min(left, self._limits.stream_queue_bytes))
             if stream.queued:
-                # Behind the others; a stream without window is put back when it has one.
+                # At the end of the queue; a stream without window is queued again when it has one.
                 if stream.window > 0:
                     self._writable[stream.sid] = stream
             elif stream.code is not None:

@@ -44,7 +44,7 @@ class Stream:
     """A `write` returned False, and the application has not been asked for more since."""
 
     call: object = None
-    """Whatever the application keeps with it."""
+    """The application's object for the stream."""
 
     def __init__(self, sid: int, head: Head, window: int) -> None:
         self.sid = sid
