@@ -1,4 +1,4 @@
-"""What is where: an index over the log that can be rebuilt from it."""
+"""Metadata store: an index over the log that can be rebuilt from the log."""
 
 from __future__ import annotations
 

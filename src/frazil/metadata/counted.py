@@ -1,4 +1,4 @@
-"""A store whose calls are counted: how many, how long they took, how many it could not answer."""
+"""A metadata store that counts its calls, their duration and their failures."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _counted(method: F) -> F:
 class CountedStore:
     """Passes every call on to another store. Safe for threads.
 
-    A refusal that is an answer, as a compare that failed is, does not count as a failure. `clock`
-    measures calls and nothing else: it need not be the clock that the store goes by.
+    An answer such as `Conflict` after a failed compare does not count as a failure. `clock` only
+    measures calls and may differ from the clock of the store.
     """
 
     def __init__(self, store: MetadataStore, *, clock: Clock | None = None) -> None:

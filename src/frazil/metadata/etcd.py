@@ -1,6 +1,6 @@
-"""The metadata store in etcd: what other machines may read, and leases that they respect.
+"""The metadata store in etcd: metadata shared between machines, and leases that fence owners.
 
-A call that gets no answer leaves the store open; it works again when the servers do. See
+A call without an answer leaves the store open; the store works again when the servers do. See
 `docs/internals/metadata.md` for the keys and `docs/adr/0020-etcd.md` for the choice of client.
 """
 
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EtcdStore"]
 
-# The servers take 128 conditions, steps and reads each, and 1.5 MiB in all, unless configured
-# otherwise.
+# The default limits of etcd: 128 conditions, steps and reads each, and 1.5 MiB in all.
 OPERATIONS_MAX: Final = 120
 BYTES_MAX: Final = (1 << 20) + (64 << 10)
 PAGE_ENTRIES_FIRST: Final = 32
@@ -62,17 +61,17 @@ class EtcdStore:
         self._space = space
         self._keys = space.keys
         self.id = space.id
-        """What tells this store from others, also from a later one under the same keys."""
+        """Distinguishes this store from others, including a later one under the same keys."""
         self._leases = EtcdLeases(space, clock)
         self._numbers: dict[str, wire.KeyValue | None] = {}
 
     @classmethod
     def open(cls, settings: EtcdSettings, *, clock: Clock) -> EtcdStore:
-        """Connect to the servers and find the store there, or make it.
+        """Connect to the servers and open the store; create it if it does not exist.
 
         Raises:
             Unavailable: if no server answers.
-            InvalidRequest: if the settings are wrong, or the user is.
+            InvalidRequest: if the settings are wrong or the user is refused.
         """
         servers = EtcdServers(settings, clock)
         try:
@@ -104,7 +103,7 @@ class EtcdStore:
             try:
                 answer = self._servers.read("KV/Range", request, wire.RangeResponse)
             except Compacted:
-                # What there is of the page is of one moment; the next one is of another.
+                # Each page is consistent in itself; the next page may show a later state.
                 return page
             except TooLarge:
                 some = max(1, some // 2)
@@ -143,7 +142,7 @@ class EtcdStore:
         steps += [keys.delete(key) for key in transaction.deletes]
         steps += [keys.put(key, b"%d" % number) for key, number in numbers.items()]
         fixed, otherwise = self._conditions(transaction)
-        # What is old among the numbers seen last is found out by the transaction.
+        # The cached numbers may be old; the transaction detects that.
         known = {key: self._numbers.get(key) for key in numbers}
         for _ in range(TRIES_MAX):
             unchanged = [
@@ -159,7 +158,7 @@ class EtcdStore:
                     return self._note(numbers, outcome.revision)
                 found = outcome.found
             else:
-                # What is known may be old, or a compare may explain why the caller is behind.
+                # The cache may be old, or a compare may explain why the transaction was refused.
                 _, found = self._space.read(*otherwise, *numbers)
             _check_lease(transaction, found[: len(otherwise)])
             for compare, pair in zip(transaction.compares, found, strict=False):
@@ -174,7 +173,7 @@ class EtcdStore:
     def _conditions(
         self, transaction: Transaction
     ) -> tuple[Sequence[wire.Condition], Sequence[str]]:
-        """Return what a transaction requires, and the keys that explain a refusal."""
+        """Return the conditions of a transaction, and the keys that explain a refusal."""
         found = [self._keys.compare(compare) for compare in transaction.compares]
         otherwise = [compare.key for compare in transaction.compares]
         requires = transaction.requires

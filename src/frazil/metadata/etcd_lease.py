@@ -1,8 +1,7 @@
-"""Leases in etcd: an epoch that stays and grows, and a key that goes with etcd's own lease.
+"""Leases in etcd: a stored epoch that only grows, and a key attached to etcd's own lease.
 
-How long a lease lasts is known on both sides: etcd removes the key when its time is over, and its
-holder stops by its own monotonic clock, from before the call that was answered: earlier, never
-later.
+Both sides know how long a lease lasts. Etcd removes the key when the time is over. The holder
+counts by its own monotonic clock from before the answered call, so it stops earlier, never later.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ RELEASE_TIMEOUT_S: Final = 1.0
 class _Own:
     lease: Lease
     id: int
-    """The number of etcd's lease."""
+    """The id of etcd's lease."""
 
 
 @attrs.frozen
 class _Stored:
-    """What etcd has of a lease: the record and the key, with the revisions they were put at."""
+    """A lease as etcd stores it: the record and the key, with the revisions of their last puts."""
 
     record: LeaseRecord
     record_revision: int
@@ -51,7 +50,7 @@ class _Stored:
 
 
 class EtcdLeases:
-    """The leases that one store was given. Safe for any thread."""
+    """The leases granted to one store. Safe for any thread."""
 
     def __init__(self, space: EtcdSpace, clock: Clock) -> None:
         self._space = space
@@ -71,13 +70,13 @@ class EtcdLeases:
         raise Conflict("lease changes hands again and again, try again", lease=name)
 
     def _free(self, name: str, holder: str) -> _Stored:
-        """Return what etcd has of a lease that this holder may take."""
+        """Return the stored state of a lease that this holder may take."""
         stored = self._read(name)
         if stored.held is None or stored.record.holder == holder:
             return stored
         own = self._own.get(name)
         if own is not None and own.lease.epoch == stored.epoch_held and self._is_over(own.lease):
-            # Ours by etcd's clock, over by our own: that is the one that counts.
+            # The lease is ours by etcd's clock and over by our own; our own clock decides.
             self._revoke(own)
             return self._read(name)
         raise Conflict(
@@ -88,7 +87,7 @@ class EtcdLeases:
         )
 
     def _grant(self, name: str, record: LeaseRecord, ttl_s: float, stored: _Stored) -> Lease | None:
-        """Put a lease into etcd; None if somebody was faster."""
+        """Put a lease into etcd; None if another holder was faster."""
         space, begun = self._space, self._clock.monotonic()
         granted = space.servers.change(
             "Lease/LeaseGrant",
@@ -124,15 +123,15 @@ class EtcdLeases:
         return lease
 
     def renew(self, lease: Lease) -> Lease:
-        """Let a lease last its time from now on; see the interface of the store."""
+        """Extend a lease by its full time from now; see the interface of the store."""
         own = self._own.get(lease.name)
         if own is None or own.lease.epoch != lease.epoch or self._is_over(own.lease):
             raise self._lost(lease.name, lease.epoch)
         begun = self._clock.monotonic()
-        # A server that hangs must leave time for another try before the lease is over.
+        # A hanging server must leave time for another try before the lease is over.
         if self._space.servers.keep_alive(own.id, timeout_s=own.lease.ttl_s / 3) <= 0:
             raise self._lost(lease.name, lease.epoch)
-        # Its key may be another's by now, if the holder acquired it again elsewhere.
+        # The key may belong to another by now, if the holder acquired the lease again elsewhere.
         _, (found,) = self._space.read(HELD + lease.name)
         if number_of(found) != lease.epoch:
             raise self._lost(lease.name, lease.epoch)
@@ -144,7 +143,7 @@ class EtcdLeases:
         return renewed
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back; nothing happens if it is already lost."""
+        """Release a lease; a lost lease is ignored."""
         with self._lock:
             own = self._own.get(lease.name)
             if own is None or own.lease.epoch != lease.epoch:
@@ -153,7 +152,7 @@ class EtcdLeases:
         self._revoke(own)
 
     def held(self, name: str) -> Lease | None:
-        """Return the lease if somebody holds it now; of another's, the time left is etcd's."""
+        """Return the lease if it is held now; for another holder the remaining time is etcd's."""
         stored = self._read(name)
         epoch = stored.epoch_held
         if epoch is None or stored.held is None:
@@ -173,13 +172,13 @@ class EtcdLeases:
         return Lease(name, record.holder, epoch, answer.granted_ttl, now + answer.ttl, record.since)
 
     def check(self, name: str, epoch: int) -> None:
-        """Refuse an epoch whose time is over by our own clock, whatever etcd still has."""
+        """Refuse an epoch that is over by our own clock, even if etcd still has its key."""
         own = self._own.get(name)
         if own is not None and own.lease.epoch == epoch and self._is_over(own.lease):
             raise self._lost(name, epoch)
 
     def close(self) -> None:
-        """Give all leases back, as far as the servers answer at once."""
+        """Release all leases, as far as the servers answer at once."""
         with self._lock:
             own, self._own = list(self._own.values()), {}
         for each in own:
@@ -196,7 +195,7 @@ class EtcdLeases:
         return lease.expires_at <= self._clock.monotonic()
 
     def _revoke(self, own: _Own) -> bool:
-        """End a lease of etcd that nobody needs; it ends by itself if this fails."""
+        """Revoke an unused lease of etcd; it expires by itself if this fails."""
         try:
             self._space.servers.change(
                 "Lease/LeaseRevoke",

@@ -1,8 +1,8 @@
-"""Calls to etcd's servers: which of them is asked, how long, and what an error means.
+"""Calls to etcd's servers: the choice of server, deadlines, and the meaning of errors.
 
-The one module that imports grpc. An error tells whether the call may have had an effect: a call
-that changes something is sent once, and is tried at another server only if it surely was not
-taken by the first.
+The one module that imports grpc. An error says whether the call may have had an effect. A call
+that changes data is sent once; it is sent to another server only if the first one surely did not
+take it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ RECEIVE_BYTES_MAX: Final = 48 << 20
 FILE_BYTES_MAX: Final = 1 << 20
 PORT_DEFAULT: Final = 2379
 TIMEOUT_S: Final = 5.0
-"""A call must be answered after this time."""
+"""The deadline of a call."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
-    # A server that was away is noticed soon, and a connection that died as well.
+    # A server that returns, and a connection that died, are noticed soon.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # It is the least time that setting up a connection gets: a busy machine may need a second.
+    # Setting up a connection gets at least this time: a busy machine may need a second.
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 10_000),
@@ -44,7 +44,7 @@ _OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-# Answers that say that nothing was done. Of a connection that broke nobody knows.
+# These answers mean that nothing was done. After a broken connection the outcome is unknown.
 _NOT_DONE: Final = (
     "failed to connect",
     "connection refused",
@@ -61,15 +61,15 @@ T = TypeVar("T")
 
 
 class Compacted(Exception):
-    """What was asked for is older than what the servers keep."""
+    """The requested revision is older than the servers keep."""
 
 
 class LeaseGone(Exception):
-    """The servers do not know the lease (any more)."""
+    """The servers do not know the lease, or not any more."""
 
 
 class TooLarge(Exception):
-    """The answer has more bytes than may be received at once."""
+    """The answer is larger than the limit for one answer."""
 
 
 class _Server(NamedTuple):
@@ -95,7 +95,7 @@ class EtcdServers:
         self._servers = [_Server(url, _channel(url, credentials)) for url in urls]
 
     def check_open(self) -> None:
-        """Refuse calls after the end."""
+        """Raise `Closed` after `close`."""
         if self._closed:
             raise Closed("metadata store is closed")
 
@@ -106,22 +106,22 @@ class EtcdServers:
             server.channel.close()
 
     def read(self, method: str, request: Message, response: type[R]) -> R:
-        """Make a call without effects, at one server after another until the time is over."""
+        """Make a call without effects; try one server after another until the deadline."""
         return self._each(method, request, response, changes=False, timeout_s=TIMEOUT_S)
 
     def change(
         self, method: str, request: Message, response: type[R], *, timeout_s: float | None = None
     ) -> R:
-        """Make a call that changes something.
+        """Make a call that changes data.
 
         Raises:
-            Unavailable: with `outcome="unknown"` if it may have been done.
+            Unavailable: with `outcome="unknown"` if the change may have been made.
         """
         limit_s = TIMEOUT_S if timeout_s is None else timeout_s
         return self._each(method, request, response, changes=True, timeout_s=limit_s)
 
     def keep_alive(self, lease_id: int, *, timeout_s: float) -> int:
-        """Let a lease last on; return for how many seconds, 0 if it is gone."""
+        """Extend a lease; return its new duration in seconds, 0 if it is gone."""
         request = wire.LeaseKeepAliveRequest(id=lease_id)
 
         def call(server: _Server, timeout_s: float) -> int:
@@ -136,7 +136,7 @@ class EtcdServers:
             finally:
                 stream.cancel()
 
-        # To let a lease last on twice does no harm.
+        # Extending a lease twice does no harm.
         limit_s = min(TIMEOUT_S, timeout_s)
         return self._tries(call, what="LeaseKeepAlive", changes=False, timeout_s=limit_s)
 
@@ -163,13 +163,13 @@ class EtcdServers:
             index = self._current
             server = self._servers[index]
             rest_s = max(deadline - self._clock.monotonic(), 0.01)
-            # A server that hangs must leave time for the others, unless it has taken a change.
+            # A hanging server must leave time for the others, unless it has taken a change.
             limit_s = rest_s if changes or len(self._servers) == 1 else rest_s / (left + 1)
             try:
                 self._log_in(server, limit_s)
                 return call(server, limit_s)
             except ValueError:
-                # What grpc says of a connection that another thread has closed.
+                # grpc raises this for a connection that another thread has closed.
                 self.check_open()
                 raise
             except grpc.RpcError as error:
@@ -189,7 +189,7 @@ class EtcdServers:
         ):
             return False
         if index == self._current:
-            # The next server is asked from now on, unless another thread has turned already.
+            # Later calls start at the next server, unless another thread has switched already.
             self._current = (index + 1) % len(self._servers)
         return not changes or _is_not_done(error)
 
@@ -215,7 +215,7 @@ def _is_not_done(error: grpc.RpcError) -> bool:
 
 
 def _meaning(error: grpc.RpcError, *, what: str, url: str, changes: bool) -> Exception:
-    """Turn an error of a call into one of ours."""
+    """Convert an error of a call into one of ours."""
     code, text = error.code(), str(error.details())
     facts: dict[str, object] = {"call": what, "endpoint": url, "error": text}
     status = grpc.StatusCode

@@ -1,16 +1,16 @@
-"""One store's place in etcd and its transactions, each of which happens now or never.
+"""The keys of one store in etcd, and its transactions, which never apply late.
 
-A transaction that had no answer may still be under way, and could be applied after others that
-followed it. Therefore every transaction requires the ticket to be unchanged, and after one
-without an answer the ticket is written anew before anything else is: what comes late is refused,
-and what a reader then sees is what counts.
+A transaction without an answer may still be under way, and etcd could apply it after later ones.
+Therefore every transaction requires an unchanged ticket, and after one without an answer the
+ticket is rewritten before any other call: etcd then refuses the late transaction, and the state
+that a reader sees next is final.
 
-<prefix>/topics/…            keys of callers, as they are
-<prefix>!store               made once; revisions are counted from it
-<prefix>!ticket              written when a commit had no answer, so that it cannot come late
+<prefix>/topics/…            keys of callers, unchanged
+<prefix>!store               written once; revisions are counted from it
+<prefix>!ticket              rewritten after a commit without an answer: it cannot apply late
 <prefix>!applied/<journal>   the LSN up to which a journal is applied
-<prefix>!lease/<name>        the last epoch of a lease and who had it; it stays
-<prefix>!held/<name>         the epoch of a lease that is held; it goes with etcd's own lease
+<prefix>!lease/<name>        the last epoch of a lease and its holder; it stays
+<prefix>!held/<name>         the epoch of a held lease; etcd removes it with its own lease
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ HELD: Final = "!held/"
 
 @attrs.frozen
 class Keys:
-    """How one store is kept in etcd: the prefix of its keys, and the revision that created it."""
+    """The mapping of one store to etcd: the prefix of its keys and the revision of its creation."""
 
     prefix: bytes
     base: int = 0
 
     def of(self, key: str) -> bytes:
-        """Return a key as etcd has it."""
+        """Return a key as etcd stores it."""
         return self.prefix + key.encode()
 
     def end(self, prefix: str) -> bytes:
-        """Return the first key of etcd after all that start with `prefix`."""
+        """Return the first key of etcd after all keys with the prefix."""
         return self.prefix + prefix_end(prefix).encode()
 
     def entry(self, found: wire.KeyValue) -> Entry:
-        """Return a pair of etcd as an entry of the store."""
+        """Return a key-value pair of etcd as an entry of the store."""
         key = found.key[len(self.prefix) :].decode()
         return Entry(key, found.value, found.version, self.revision(found.mod_revision))
 
@@ -76,7 +76,7 @@ class Keys:
         return Revision(number - self.base)
 
     def compare(self, compare: Compare) -> wire.Condition:
-        """Return a caller's condition."""
+        """Return a caller's compare as a condition of etcd."""
         key = self.of(compare.key)
         if compare.mod_revision is not None:
             return modified_is(key, compare.mod_revision + self.base)
@@ -95,17 +95,17 @@ class Keys:
         return wire.Operation(range=wire.RangeRequest(key=self.of(key)))
 
     def found(self, results: Sequence[wire.Result]) -> list[wire.KeyValue | None]:
-        """Return what steps that read have found, None for a key that is not there."""
+        """Return the results of read steps, None for an absent key."""
         return [result.range.kvs[0] if result.range.kvs else None for result in results]
 
 
 def modified_is(key: bytes, revision: int) -> wire.Condition:
-    """Return the condition that a key was last put at a revision of etcd, 0 that it is absent."""
+    """Return the condition that a key was last put at a revision of etcd; 0 means absent."""
     return wire.Condition(target=wire.MOD, key=key, mod_revision=revision)
 
 
 def created_is(key: bytes, revision: int) -> wire.Condition:
-    """Return the condition that a key is the one that was made at a revision of etcd."""
+    """Return the condition that a key was created at a revision of etcd."""
     return wire.Condition(target=wire.CREATE, key=key, create_revision=revision)
 
 
@@ -116,11 +116,11 @@ FIND_TRIES: Final = 3
 
 @attrs.frozen
 class Outcome:
-    """What became of a transaction: its revision in etcd, or what was found instead.
+    """The result of a transaction: its revision in etcd, or the keys that were read instead.
 
     Attributes:
         revision: of etcd; 0 if a condition did not hold.
-        found: the keys that were to be read in this case, None for those that are absent.
+        found: the keys read in this case, None for absent ones.
     """
 
     revision: int
@@ -128,11 +128,11 @@ class Outcome:
 
 
 class StoreRecord(msgspec.Struct, frozen=True):
-    """What is kept about the store itself."""
+    """The record of the store itself."""
 
     format: int
     id: str
-    """Random id made at creation: another one shows that the store was removed and made again."""
+    """Random id made at creation: a different id shows that the store was removed and recreated."""
 
 
 class EtcdSpace:
@@ -147,7 +147,7 @@ class EtcdSpace:
         self._find()
 
     def _find(self) -> None:
-        """Find the store, or make it: its revisions count from the one that created it."""
+        """Open the store or create it: its revisions count from its creation."""
         record = msgspec.json.encode(StoreRecord(FORMAT, self.id))
         request = wire.TxnRequest(
             compare=[modified_is(self.keys.of(STORE), 0)],
@@ -165,7 +165,7 @@ class EtcdSpace:
         self._ticket = 0 if ticket is None else ticket.mod_revision
 
     def _insist(self, request: wire.TxnRequest) -> wire.TxnResponse:
-        """Send what may be done twice, also if the first try had no answer: a leader may be new."""
+        """Send a repeatable request, again if the first try had no answer: a leader may be new."""
         for left in range(FIND_TRIES - 1, -1, -1):
             try:
                 return self.servers.change("KV/Txn", request, wire.TxnResponse)
@@ -175,7 +175,7 @@ class EtcdSpace:
         raise AssertionError("the last try returns or raises")
 
     def read(self, *keys: str) -> tuple[int, list[wire.KeyValue | None]]:
-        """Return etcd's revision and what some keys have at this moment."""
+        """Return etcd's revision and the values of some keys at this moment."""
         request = wire.TxnRequest(success=[self.keys.read(key) for key in keys])
         answer = self.servers.read("KV/Txn", request, wire.TxnResponse)
         return answer.header.revision, self.keys.found(answer.responses)
@@ -190,8 +190,8 @@ class EtcdSpace:
         """Do all steps if all conditions hold, else read the keys of `otherwise`.
 
         Raises:
-            Unavailable: with `outcome="unknown"` if it may have been done; without, it was not.
-            Closed: the store in etcd is another one than at the opening.
+            Unavailable: with `outcome="unknown"` it may have been applied; without, it was not.
+            Closed: the store in etcd is not the one that was opened.
         """
         for _ in range(TRIES_MAX):
             self._settle()
@@ -226,7 +226,7 @@ class EtcdSpace:
             raise
 
     def _settle(self) -> None:
-        """Keep out what had no answer, before anything else is done."""
+        """Exclude a transaction without an answer before the next call."""
         if not self._unsettled:
             return
         request = wire.TxnRequest(
@@ -236,12 +236,12 @@ class EtcdSpace:
         try:
             answer = self.servers.change("KV/Txn", request, wire.TxnResponse)
         except Unavailable as error:
-            # Of the caller's own transaction nothing was sent.
+            # The caller's own transaction has not been sent.
             facts = {key: value for key, value in error.details.items() if key != "outcome"}
             raise Unavailable(error.message, **facts) from error
         if not answer.succeeded:
             raise Closed("metadata in etcd was removed or replaced, open it again")
-        # In this order: a commit with the new ticket that gets no answer comes after it, so that
+        # The order matters: a commit with the new ticket and no answer comes after this write, so
         # its mark stays; one with the old ticket is refused and tried again.
         self._unsettled = False
         self._ticket = answer.header.revision

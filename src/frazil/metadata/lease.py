@@ -1,8 +1,7 @@
-"""Leases: who may act under a name, and the epoch that fences everybody who could before.
+"""Leases: the exclusive right to act under a name, and the epoch that fences earlier holders.
 
-An epoch is stored and only grows. How long a lease lasts is known to the process that keeps the
-book, by its monotonic clock; after a restart nobody holds a lease until it is acquired again, with
-a higher epoch.
+An epoch is stored and only grows. The process that keeps the lease book measures a lease by its
+monotonic clock; after a restart no lease is held until it is acquired again, with a higher epoch.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ LEASE_TTL_S_MAX: Final = 86_400.0
 class Lease:
     """The right to act under `name` until `expires_at` (by the clock's `monotonic`).
 
-    `since` is the first epoch from which on nobody but this holder had the lease: a holder that
-    lost it and took it again with a `since` that is not above its earlier epoch missed nothing.
+    `since` is the first epoch of this holder's unbroken tenure. A holder that lost the lease and
+    took it again with a `since` not above its earlier epoch missed nothing.
     """
 
     name: str
@@ -41,7 +40,7 @@ class Lease:
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
-    """What is stored about a lease; it stays when the lease ends, so that epochs only grow."""
+    """The stored record of a lease; it stays when the lease ends, so that epochs only grow."""
 
     epoch: int
     holder: str
@@ -67,7 +66,7 @@ class LeaseRecord(msgspec.Struct, frozen=True):
 
 
 def check_lease(name: str, holder: str, ttl_s: float, epoch_above: int) -> None:
-    """Refuse a request for a lease that makes no sense."""
+    """Refuse an invalid request for a lease."""
     check_name(name, what="lease name")
     check_name(holder, what="lease holder")
     if not 0 < ttl_s <= LEASE_TTL_S_MAX:
@@ -79,24 +78,24 @@ def check_lease(name: str, holder: str, ttl_s: float, epoch_above: int) -> None:
 
 
 class LeaseBook:
-    """The leases that are held now. Not thread-safe: the store calls it under its lock."""
+    """The leases held now. Not thread-safe: the store calls it under its lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._leases: dict[str, Lease] = {}
 
     def held(self, name: str) -> Lease | None:
-        """Return the lease if somebody holds it now."""
+        """Return the lease if it is held now."""
         lease = self._leases.get(name)
         if lease is None or lease.expires_at <= self._clock.monotonic():
             return None
         return lease
 
     def check_acquire(self, name: str, holder: str, ttl_s: float, epoch_above: int) -> None:
-        """Refuse a lease that another holder has, or a bad request.
+        """Refuse an invalid request, or a lease of another holder.
 
         Raises:
-            Conflict: another holder has it; `remaining_s` says for how long at most.
+            Conflict: another holder has it; `remaining_s` is the longest time it can still last.
         """
         check_lease(name, holder, ttl_s, epoch_above)
         found = self.held(name)
@@ -115,7 +114,7 @@ class LeaseBook:
         return self._note(Lease(name, record.holder, record.epoch, ttl_s, expires_at, record.since))
 
     def renew(self, lease: Lease) -> Lease:
-        """Let a held lease last its time again, from now on.
+        """Extend a held lease by its full time from now.
 
         Raises:
             Conflict: it expired or was acquired anew; stop acting under it.
@@ -129,7 +128,7 @@ class LeaseBook:
         return lease
 
     def release(self, lease: Lease) -> None:
-        """End a lease; nothing happens if it is already lost."""
+        """End a lease; a lost lease is ignored."""
         found = self._leases.get(lease.name)
         if found is not None and found.epoch == lease.epoch:
             del self._leases[lease.name]

@@ -1,8 +1,8 @@
-"""The store's rules for one process: everything but where the rows are.
+"""The metadata store's rules for one process, independent of the storage of its rows.
 
 `LocalStore` decides under one lock whether a transaction may happen and what it changes; `Rows`
-keeps the result. Facts about the store itself (applied LSNs, lease epochs) are
-rows as well, under keys that start with '!' and that no caller can name.
+stores the result. Facts about the store itself (applied LSNs, lease epochs) are rows as well;
+their keys start with '!', which no caller's key can.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Change:
 
 
 class Rows(Protocol):
-    """Where the entries are. Called under the store's lock, one call at a time."""
+    """The storage of the entries. Called under the store's lock, one call at a time."""
 
     @property
     def revision(self) -> Revision:
@@ -67,7 +67,7 @@ class Rows(Protocol):
         """Apply all changes or none; durable on return. After an error the rows are not used."""
 
     def close(self) -> None:
-        """Release everything; must not raise for storage that failed."""
+        """Release everything; must not raise after a storage failure."""
 
 
 class LocalStore:
@@ -117,7 +117,7 @@ class LocalStore:
             found = self._rows.read(LEASE_PREFIX + name)
             last = LeaseRecord.decode(found.value) if found is not None else LeaseRecord(0, "")
             record = last.following(holder, epoch_above=epoch_above)
-            # Durable before it is granted: a crash may skip an epoch but never gives one twice.
+            # Durable before it is granted: a crash may skip an epoch but never grants one twice.
             self._write({LEASE_PREFIX + name: record.encode()}, ())
             return self._leases.grant(name, record, ttl_s)
 
@@ -185,7 +185,7 @@ class LocalStore:
         try:
             self._rows.write(revision, changes)
         except BaseException as error:
-            # Nobody knows what is on disk now: no later call may build on it.
+            # The state on disk is unknown now: no later call may build on it.
             self._stop(error)
             raise
         return revision

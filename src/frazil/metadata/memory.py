@@ -1,4 +1,4 @@
-"""The metadata store in memory, for tests and for engines that keep nothing."""
+"""The metadata store in memory, for tests and for engines without stored metadata."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class MemoryStore(LocalStore):
     def clone(self) -> MemoryStore:
         """Return another open store with the same entries, as a restart would find them.
 
-        The clone has no held leases, and works also when this one is closed. A
-        clone from before the last k transactions is a store that lost them.
+        The clone has no held leases, and works also after this store is closed. A clone taken
+        before the last k transactions is a store that lost them.
         """
         with self._lock:
             rows = MemoryRows(self._memory.revision, dict(self._memory.entries))

@@ -1,8 +1,8 @@
-"""Who owns a broker's data: the lease, its epoch, and until when answers may be given.
+"""Ownership of a broker's data: the lease, its epoch, and the deadline for answers.
 
-A lock on the directory keeps other processes of this machine out. Where servers keep the metadata
-another machine could have taken over: the lease tells. Its epoch is part of every transaction
-and of the names of objects; past its deadline nothing is written and nothing is answered.
+A lock on the directory keeps other processes of this machine out. With metadata on servers
+another machine could take over; the lease excludes that. Its epoch is part of every transaction
+and of the names of objects; after its deadline nothing is written and no call is answered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LEASE", "Ownership", "holder_of"]
 LEASE: Final = "broker"
 LOCAL_TTL_S: Final = 86_400.0
 MARGIN_SHARE: Final = 0.2
-"""The part of a lease's time in which it still counts for others, but no more for its holder."""
+"""The last share of a lease's time: it still excludes others, but its holder has stopped."""
 WAIT_S: Final = 0.2
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 
@@ -37,7 +37,7 @@ _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 class Ownership:
     """The lease of one open data directory.
 
-    `take` acquires it; with a deadline a thread then keeps it. Until it is taken `epoch` is 0.
+    `take` acquires it; a thread then renews a lease with a deadline. Before `take` the epoch is 0.
     All methods may be called from any thread.
     """
 
@@ -49,18 +49,18 @@ class Ownership:
         self._holder = holder
         self._ttl_s = LOCAL_TTL_S if ttl_s is None else ttl_s
         self.expires = ttl_s is not None
-        """Whether the lease has a deadline: whether another machine could take over."""
+        """Whether the lease has a deadline, that is, whether another machine could take over."""
         self._lock = threading.Lock()
         self._lease: Lease | None = None
         self._deadline = 0.0
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.fenced: Closed | None = None
-        """Why this process may never write again; None while it may."""
+        """Why this process may never write again; None while it may write."""
         self.trouble: FrazilError | None = None
-        """Why the lease could not be renewed the last time; None if it was."""
+        """Why the last renewal of the lease failed; None if it succeeded."""
         self.on_epoch: Callable[[int], None] = lambda _epoch: None
-        """Called with each epoch after the first."""
+        """Called with each epoch after the first one."""
         self.on_fenced: Callable[[Closed], None] = lambda _error: None
         """Called once when another broker has taken over."""
 
@@ -68,7 +68,7 @@ class Ownership:
     def epoch(self) -> int:
         """The epoch under which this process acts; it only grows.
 
-        A lease without a deadline lasts on by being asked for its epoch.
+        A lease without a deadline is extended by each read of its epoch.
         """
         if not self.expires:
             self._last_on()
@@ -76,23 +76,23 @@ class Ownership:
         return 0 if lease is None else lease.epoch
 
     def requires(self) -> LeaseEpoch | None:
-        """Return what a transaction must require; None if the lease was never taken."""
+        """Return the lease that a transaction must require; None if it was never taken."""
         epoch = self.epoch
         return LeaseEpoch(LEASE, epoch) if epoch else None
 
     def may_write(self) -> bool:
-        """Tell whether this process is the owner for sure: the journals' fence. Takes no lock."""
+        """Tell whether this process is surely the owner: the journals' fence. Takes no lock."""
         return not self.expires or (
             self.fenced is None and self._clock.monotonic() < self._deadline
         )
 
     def take(self, *, epoch_above: int) -> int:
-        """Acquire the lease, above all epochs known from elsewhere, and keep it; return the epoch.
+        """Acquire the lease above all epochs known from elsewhere and renew it; return the epoch.
 
-        Waits for the lease of an owner that died to run out.
+        Waits until the lease of a dead owner expires.
 
         Raises:
-            Conflict: another owner renews it: two brokers were given the same metadata.
+            Conflict: another owner renews it: two brokers have the same metadata.
             Unavailable: the metadata store does not answer.
         """
         until = self._clock.monotonic() + (self._ttl_s * 2 + 1 if self.expires else 0)
@@ -114,7 +114,7 @@ class Ownership:
         return self.epoch
 
     def stop(self) -> None:
-        """Stop to renew the lease and give it back. May be called again."""
+        """Stop renewing the lease and release it. May be called again."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -122,7 +122,7 @@ class Ownership:
         with self._lock:
             lease, self._lease, self._deadline = self._lease, None, 0.0
         if lease is not None and self.fenced is None:
-            # Nobody needs it any more; it runs out by itself.
+            # The lease is not needed any more; it expires by itself.
             with contextlib.suppress(FrazilError):
                 self._store.release(lease)
 
@@ -134,7 +134,7 @@ class Ownership:
         self._lease = lease
 
     def _last_on(self) -> None:
-        """Let a lease of this machine last on: the lock of the directory says whose it is."""
+        """Extend a lease of this machine: the lock of the directory decides its holder."""
         if not self._is_half_over():
             return
         with self._lock:
@@ -165,11 +165,11 @@ class Ownership:
                     return
 
     def keep(self) -> None:
-        """Renew the lease, or take it again if it ran out and nobody else had it since.
+        """Renew the lease, or take it again if it expired and no other holder had it since.
 
         Raises:
-            Unavailable: not now; the deadline stands.
-            Closed: another had it: this process is fenced for good.
+            Unavailable: the renewal failed for now; the deadline is unchanged.
+            Closed: another holder had it: this process is fenced for good.
         """
         lease = self._lease
         if lease is None:
@@ -208,11 +208,11 @@ class Ownership:
 
 
 def holder_of(file_system: FileSystem, lock_path: str, clock: Clock) -> str:
-    """Name the owner of a data directory so that only a later self of it has the same name.
+    """Return a name for the owner of a data directory that only its restarts share.
 
-    It is this run of this machine's kernel with the lock's file: a process with that name holds the
-    lock, so the one before is dead and its lease may be taken at once. Where the system does not
-    tell, the name is new each time and the lease of the one before has to run out.
+    The name is this run of this machine's kernel and the lock's file. A process with that name
+    holds the lock, so the previous process is dead and its lease may be taken at once. On a system
+    without these facts the name is new each time, and the previous lease has to expire.
     """
     try:
         found, boot = file_system.stat(lock_path), read_file(_BOOT, 64)

@@ -2,7 +2,7 @@
 
 One connection under one lock, an exclusive lock on the file, a rollback journal and
 `synchronous=EXTRA`: a commit that returned survives a loss of power. After the first error of
-storage the store stops; nothing is tried twice. `docs/internals/metadata.md` has the format.
+storage the store stops; no step is retried. `docs/internals/metadata.md` has the format.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CHECK_AT_OPEN: Final = True
 _STORAGE_ERRORS = (apsw.Error, OSError)
 # A key with a flipped bit may not even be text.
 _DAMAGE = (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)
-# What the disk, the memory or another process did: the content is not to blame.
+# Errors of the disk, the memory or another process; the content is not damaged.
 _CIRCUMSTANCES = (
     OSError,
     apsw.IOError,
@@ -62,12 +62,12 @@ class SqliteStore(LocalStore):
 
     @classmethod
     def open(cls, path: str, *, file_system: FileSystem, clock: Clock) -> SqliteStore:
-        """Open the file at `path`, or make it; a new one is durable on return.
+        """Open the file at `path` or create it; a new one is durable on return.
 
         Args:
             path: absolute; its directory must exist. `path` + "-journal" and `path` + "-lock"
                 belong to it.
-            file_system: where the file is.
+            file_system: the file system of the file.
             clock: for leases.
 
         Raises:
@@ -84,14 +84,14 @@ class SqliteStore(LocalStore):
 
 
 def _prepared(connection: apsw.Connection, path: str) -> State:
-    """Make or check what is in the file; return its state."""
+    """Create or check the content of the file; return its state."""
     is_new = prepare(connection, path)
     state = read_state(connection, path)
     if CHECK_AT_OPEN and not is_new:
         check_content(connection, path, state)
-    # An earlier process may have failed between its commit and the end of its journal. What it
-    # left looks committed, but the disk may still hold the journal that undoes it: write once, so
-    # that the journal is a new one before anybody builds on what is read.
+    # An earlier process may have failed between its commit and the end of its journal. Its last
+    # commit looks complete, but the disk may still hold the journal that undoes it. One write now
+    # replaces the journal before any caller relies on the data.
     connection.execute("BEGIN IMMEDIATE")
     write_state(connection, state)
     connection.execute("COMMIT")
@@ -100,7 +100,7 @@ def _prepared(connection: apsw.Connection, path: str) -> State:
 
 @contextlib.contextmanager
 def _opening(path: str) -> Iterator[None]:
-    """Name what went wrong while a file is opened."""
+    """Convert the errors of opening a file."""
     try:
         yield
     except LockTaken as error:

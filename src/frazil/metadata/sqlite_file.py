@@ -1,15 +1,15 @@
-"""The SQLite file of the metadata: how it is opened, made, checked and put aside.
+"""The SQLite file of the metadata: opening, creation, checks and moving aside.
 
 SQLite itself has no checksums, so every row carries a CRC32, and the one row of `state` has the
-number of entries and a digest over all of them: a row that is lost, stale or changed behind
-SQLite's back is found when the file is opened. `docs/internals/metadata.md` has the details.
+number of entries and a digest over all of them: opening the file detects a row that was lost,
+stale or changed without SQLite. `docs/internals/metadata.md` has the details.
 
-`PRAGMAS` is how the metadata database is run on it:
+`PRAGMAS` configures the connection:
 
 * `journal_mode=persist`, a rollback journal, and not a write-ahead log, although that needs one
   sync a commit instead of four. After a failed fsync and a restart of the process the page cache
   still shows frames of the write-ahead log that the disk does not have; SQLite takes them as
-  committed, appends behind them, and a later power loss silently drops everything from there on.
+    committed, appends after them, and a later power loss silently drops everything from there on.
   A rollback journal is written anew by the next transaction, and what it restores is written and
   synced again, so it survives that. A bit that flips in a write-ahead log drops committed
   transactions as well. Of the rollback modes, `persist` changes neither names nor sizes while it
@@ -17,8 +17,8 @@ SQLite's back is found when the file is opened. `docs/internals/metadata.md` has
 * `synchronous=extra`: each step is synced, and the directory when the journal is new.
 * `locking_mode=exclusive`, because the data directory has its own lock.
 
-After opening, a store's first act should be a write transaction (it counts its generation up):
-that replaces a journal whose end the disk may not have if an earlier process failed at commit.
+After opening, a store's first act should be a write transaction (it increments its generation):
+that replaces a journal whose end may be missing on disk if an earlier process failed at commit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 APPLICATION_ID: Final = 0x46525A4C
-"""The letters FRZL in the header of the file."""
+"""The characters FRZL in the header of the file."""
 SCHEMA_VERSION: Final = 1
 SQLITE_VERSION_MIN: Final = (3, 51, 3)
 DIGEST_MODULUS: Final = 1 << 62
@@ -88,7 +88,7 @@ PRAGMAS: tuple[str, ...] = (
 
 
 class State(NamedTuple):
-    """The one row of `state`: what must be true of all entries together."""
+    """The one row of `state`: facts about all entries together."""
 
     revision: Revision
     entries: int
@@ -96,7 +96,7 @@ class State(NamedTuple):
 
 
 def entry_crc(entry: Entry) -> int:
-    """Return the CRC32 over everything an entry has."""
+    """Return the CRC32 over all fields of an entry."""
     key = entry.key.encode()
     numbers = _ENTRY_NUMBERS.pack(entry.version, entry.mod_revision, len(key))
     return zlib.crc32(entry.value, zlib.crc32(key, zlib.crc32(numbers)))
@@ -120,7 +120,7 @@ def entry_of(row: tuple[apsw.SQLiteValue, ...]) -> Entry:
 
 
 class Database:
-    """An open file: the connection, and the lock that keeps others out."""
+    """An open file: the connection, and the lock that excludes other processes."""
 
     def __init__(self, connection: apsw.Connection, lock: LockHandle) -> None:
         self.connection = connection
@@ -129,7 +129,7 @@ class Database:
     def close(self) -> None:
         """Release everything.
 
-        SQLite rolls back what is open. If that fails, the journal stays for the next opening.
+        SQLite rolls back an open transaction. If that fails, the journal stays for the next open.
         """
         with contextlib.suppress(apsw.Error, OSError):
             self.connection.close(force=True)
@@ -137,10 +137,10 @@ class Database:
 
 
 def open_connection(path: str, file_system: FileSystem) -> Database:
-    """Open the file, or make an empty one.
+    """Open the file, or create an empty one.
 
     Raises:
-        OSError: it cannot be opened; `LockTaken` if it is open elsewhere.
+        OSError: it cannot be opened; `LockTaken` if another process has it.
         apsw.Error: SQLite refuses it.
     """
     version = apsw.sqlite_lib_version()
@@ -161,10 +161,10 @@ def open_connection(path: str, file_system: FileSystem) -> Database:
 def connect(path: str, vfs: str) -> apsw.Connection:
     """Open the database at `path`, creating it if it is absent; `vfs` is "" for SQLite's own.
 
-    Close it also after an error: what a forgotten connection raises while it is collected is lost.
+    Close it also after an error: an error raised while a forgotten connection is collected is lost.
     """
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
-    # psow=0: a power loss may damage a sector as a whole, so its other pages are journaled, too.
+    # psow=0: a power loss may damage a whole sector, so SQLite journals its other pages, too.
     uri = f"file:{quote(path)}?psow=0"
     connection = apsw.Connection(uri, flags=flags, vfs=vfs or None)
     try:
@@ -177,11 +177,11 @@ def connect(path: str, vfs: str) -> apsw.Connection:
 
 
 def prepare(connection: apsw.Connection, path: str) -> bool:
-    """Make the schema in an empty file, check it in another; return whether it was empty.
+    """Create the schema in an empty file, check it in another; return whether it was empty.
 
     Raises:
         InvalidRequest: the file is another program's, or a newer Frazil's.
-        CorruptionError: the schema is not what its version says.
+        CorruptionError: the schema does not match its version.
     """
     application_id = connection.pragma("application_id")
     version = connection.pragma("user_version")
@@ -214,7 +214,7 @@ def _header_error(
     *,
     is_ours: bool,
 ) -> FrazilError:
-    """Tell a damaged header of a file of ours from a file that is not ours to open."""
+    """Distinguish a damaged header of our file from a file of another program."""
     check = "application_id" if application_id != APPLICATION_ID else "user_version"
     if is_ours:
         with contextlib.suppress(CorruptionError):
@@ -250,7 +250,7 @@ def read_state(connection: apsw.Connection, path: str) -> State:
 
 
 def write_state(connection: apsw.Connection, state: State) -> None:
-    """Put the row of `state` into the transaction that is open."""
+    """Put the row of `state` into the open transaction."""
     numbers = (SCHEMA_VERSION, state.revision, state.entries, state.digest)
     connection.execute(
         "INSERT OR REPLACE INTO state (id, format, revision, entries, digest, crc)"
@@ -263,7 +263,7 @@ def check_content(connection: apsw.Connection, path: str, state: State) -> None:
     """Check the pages with SQLite's `quick_check`, then every entry and all of them together.
 
     Raises:
-        CorruptionError: `check` names the check and `findings` what SQLite said.
+        CorruptionError: `check` names the check and `findings` the report of SQLite.
     """
     findings = [
         str(row[0]) for row in connection.execute(f"PRAGMA quick_check({QUICK_CHECK_FINDINGS_MAX})")

@@ -1,8 +1,8 @@
 """The metadata store's interface: small enough for SQLite, memory and etcd alike.
 
 Keys are paths, values are bytes, a change is a transaction of compares, puts and deletes, and
-every transaction that changes anything has a revision. `docs/internals/metadata.md` has the
-format of the SQLite file and what a crash leaves.
+every transaction with changes has a revision. `docs/internals/metadata.md` has the format of the
+SQLite file and the effects of a crash.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class MetadataStore(Protocol):
 
     Every method raises `Closed` when the store is closed or has failed, `InvalidRequest` for
     arguments beyond the limits in `frazil.metadata.transaction`, `CorruptionError` for damage, and
-    `Unavailable` when storage fails. A store of this machine that failed stays closed: open it
-    again. One over the network stays open and works again when its servers do. Either way, read
+    `Unavailable` when storage fails. A local store stays closed after a failure: open it again. A
+    store over the network stays open and works again when its servers do. Either way, read
     before deciding anything about a commit with `outcome="unknown"`.
     """
 
     @property
     def operations_max(self) -> int:
-        """The most operations (`Transaction.operations`) that one transaction may have."""
+        """The limit of operations (`Transaction.operations`) of one transaction."""
 
     @property
     def bytes_max(self) -> int:
-        """The most bytes of keys and values that one transaction may put and delete."""
+        """The limit of bytes of keys and values that one transaction puts and deletes."""
 
     def get(self, key: str) -> Entry | None:
-        """Return what is stored under `key`."""
+        """Return the entry stored under `key`."""
 
     def list(self, prefix: str, *, limit: int = LIST_ENTRIES_MAX, after: str | None = None) -> Page:
         """Return entries whose keys start with `prefix`, sorted, from the first one after `after`.
 
         A page is the state at one moment and has at most `limit` entries. Large values can make
-        it shorter: only an empty page is the end.
+        it shorter: only an empty page marks the end.
         """
 
     def commit(self, transaction: Transaction) -> Revision:
@@ -63,13 +63,13 @@ class MetadataStore(Protocol):
         Raises:
             Conflict: a compare failed (`key` names it), an applied LSN would go
                 back, or the required lease is lost. Nothing was applied.
-            Unavailable: with `outcome="unknown"`: it may have been applied. Without: it was not.
+            Unavailable: with `outcome="unknown"` it may have been applied; without, it was not.
         """
 
     def revision(self) -> Revision:
         """Return the revision of the last change, 0 for a new store.
 
-        Where servers keep several stores, the changes of the others count as well.
+        Where several stores share servers, the changes of the others count as well.
         """
 
     def applied_lsn(self, journal_id: str) -> int | None:
@@ -78,21 +78,21 @@ class MetadataStore(Protocol):
     def acquire(self, name: str, holder: str, ttl_s: float, *, epoch_above: int = 0) -> Lease:
         """Take a lease under a new epoch, higher than all before; the epoch is durable on return.
 
-        A holder that acquires its own lease again gets a new epoch as well: its earlier self is
-        fenced. `epoch_above` is the highest epoch seen elsewhere, for metadata that was rebuilt.
+        A holder that acquires its own lease again gets a new epoch as well, which fences its
+        earlier self. `epoch_above` is the highest epoch seen elsewhere, for metadata that was rebuilt.
 
         Raises:
             Conflict: another holder has it.
         """
 
     def renew(self, lease: Lease) -> Lease:
-        """Let a lease last its `ttl_s` from now on; raises `Conflict` if it is lost."""
+        """Extend a lease by its `ttl_s` from now; raises `Conflict` if it is lost."""
 
     def release(self, lease: Lease) -> None:
-        """Give a lease back; nothing happens if it is already lost."""
+        """Release a lease; a lost lease is ignored."""
 
     def held(self, name: str) -> Lease | None:
-        """Return the lease if somebody holds it now."""
+        """Return the lease if it is held now."""
 
     def close(self) -> None:
         """Release everything. May be called again."""
@@ -101,7 +101,7 @@ class MetadataStore(Protocol):
 def entries(
     store: MetadataStore, prefix: str, *, page_entries: int = LIST_ENTRIES_MAX
 ) -> Iterator[Entry]:
-    """Yield all entries under `prefix` in order, page by page (each one moment, not all)."""
+    """Yield all entries under `prefix` in order; each page is consistent, the whole is not."""
     after: str | None = None
     while page := store.list(prefix, limit=page_entries, after=after):
         yield from page

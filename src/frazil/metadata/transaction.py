@@ -1,7 +1,7 @@
-"""What the metadata store keeps and how it is changed: entries, compares, transactions, limits.
+"""The data model of the metadata store: entries, compares, transactions, limits.
 
-Nothing here does I/O. Every limit and every rule about keys is checked here, once, so that all
-stores refuse the same calls with the same words.
+No I/O. Every limit and every rule about keys is checked here, once, so that all stores refuse the
+same calls with the same messages.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _CHARACTER_LAST: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 Revision = NewType("Revision", int)
-"""The number of a change to the store: grows by one with each transaction that changed anything."""
+"""The number of a change to the store: each transaction with changes increments it."""
 
 
 @attrs.frozen
 class Entry:
     """One key as stored.
 
-    `version` counts the puts since the key was created, from 1; a key that is deleted and made
-    again starts at 1 again. `mod_revision` is the revision of the last put and never repeats: it
-    is what to compare when a key may have been deleted in between.
+    `version` counts the puts since the creation of the key, from 1; a deleted and recreated key
+    starts at 1 again. `mod_revision` is the revision of the last put and never repeats: compare
+    with it when the key may have been deleted in between.
     """
 
     key: str
@@ -82,14 +82,14 @@ class Compare:
 
     @classmethod
     def unchanged(cls, entry: Entry) -> Compare:
-        """Require that nobody put or deleted the key since `entry` was read."""
+        """Require that the key was neither put nor deleted since `entry` was read."""
         return cls(entry.key, mod_revision=entry.mod_revision)
 
     def check(self, found: Entry | None) -> None:
-        """Check what the store has under the key.
+        """Check the condition against the stored entry.
 
         Raises:
-            Conflict: if the condition is not true of it.
+            Conflict: if the condition does not hold.
         """
         version = 0 if found is None else found.version
         revision = None if found is None else found.mod_revision
@@ -121,9 +121,9 @@ class Transaction:
         compares: all must hold before anything is changed.
         puts: keys and their new values.
         deletes: keys to remove; an absent one is fine.
-        applied: per journal the LSN up to which this transaction brings the metadata. It is kept
-            in the same transaction as what it describes and never goes back.
-        requires: the lease that the caller acts under; refused if it is no longer held.
+        applied: per journal the LSN up to which this transaction applies it to the metadata. It
+            is stored in the same transaction as the data it describes and never decreases.
+        requires: the caller's lease; the transaction is refused if it is no longer held.
     """
 
     compares: tuple[Compare, ...] = ()
@@ -134,7 +134,7 @@ class Transaction:
 
     @property
     def operations(self) -> int:
-        """The number of conditions and changes, which is limited."""
+        """The number of conditions and changes; it is limited."""
         parts = (self.compares, self.puts, self.deletes, self.applied)
         return sum(map(len, parts)) + (self.requires is not None)
 
@@ -152,7 +152,7 @@ def page_of(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def number_of(found: Any) -> int | None:
-    """Read the number under a key, from an entry or a pair of etcd; None if it was never put."""
+    """Parse the number under a key, from an entry or a pair of etcd; None if it was never put."""
     if found is None:
         return None
     if not found.value.isdigit():
@@ -163,7 +163,7 @@ def number_of(found: Any) -> int | None:
 
 
 def check_key(key: str) -> int:
-    """Refuse what cannot be a key or a prefix of keys; return its size in bytes."""
+    """Refuse an invalid key or prefix of keys; return its size in bytes."""
     size = _text_bytes(key, what="key", bytes_max=KEY_BYTES_MAX)
     if not key.startswith("/"):
         raise InvalidRequest("metadata key must start with '/'", key=key)
@@ -171,7 +171,7 @@ def check_key(key: str) -> int:
 
 
 def check_name(name: str, *, what: str) -> int:
-    """Refuse what cannot name a journal or a lease; return its size in bytes."""
+    """Refuse an invalid name of a journal or a lease; return its size in bytes."""
     return _text_bytes(name, what=what, bytes_max=NAME_BYTES_MAX)
 
 
@@ -192,7 +192,7 @@ def _text_bytes(text: str, *, what: str, bytes_max: int) -> int:
 
 
 def check_page(prefix: str, *, limit: int, after: str | None) -> None:
-    """Refuse a page of a listing that is out of bounds."""
+    """Refuse a listing with invalid bounds."""
     check_key(prefix)
     if after is not None:
         check_key(after)
