@@ -1,4 +1,4 @@
-"""The tiers above the log: memory, then files on disk; when data moves between them."""
+"""The tiers above the log, memory and files on disk, and the signals that move data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A chunk: consecutive records of one topic in memory, as one Arrow batch.
 
-A chunk is immutable but for `dead`, the offsets of the changes that supersede its rows, and values
-that are computed once on demand. A reader at snapshot S sees a row whose superseding change is S or
-later, so that later entries never change what the reader sees.
+A chunk is immutable except for `dead`, the offsets of the changes that supersede its rows, and
+values that are computed once on demand. A reader at snapshot S sees a row whose superseding change
+is S or later, so later entries in `dead` never change the reader's result.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 ALIVE: Final = (1 << 63) - 1
 """The entry of a row in `dead` that no later change supersedes."""
 CHUNK_BYTES: Final = 1500
-"""The bytes of a chunk without the buffers of its batch."""
+"""The size of a chunk without the buffers of its batch."""
 _SYSTEM: Final = ("_op", "_present")
 RUN_RECORDS_MAX: Final = 4096
-"""So many records of small frames are decoded together."""
+"""The number of records of small frames that are decoded together."""
 _new = tuple.__new__
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class Chunk:
     def cached(self, name: object, make: Callable[[], T]) -> T:
         """Return the value of `make`, computed once under this name.
 
-        An array with memory of its own counts in `nbytes` from then on.
+        An array that allocates memory is added to `nbytes`.
         """
         found: T | None = self._cache.get(name)
         if found is not None:
@@ -189,7 +189,7 @@ class Chunk:
             dead[rows] = by
 
     def take_dead(self, parts: Sequence[Chunk]) -> None:
-        """Take over `dead` of the chunks joined into this one, as it is now."""
+        """Copy the current `dead` of the chunks that were joined into this one."""
         self.nbytes -= 0 if self.dead is None else self.dead.nbytes
         self.dead = _joined_dead(parts)
         self.nbytes += 0 if self.dead is None else self.dead.nbytes
@@ -213,9 +213,9 @@ class Chunk:
         return tuple([column[row].as_py() for column in columns])
 
     def slice(self, start: int, count: int) -> Chunk:
-        """Return part of the chunk; it shares the buffers and the entries set so far.
+        """Return part of the chunk; it shares the buffers and the current entries of `dead`.
 
-        Its bytes and changes are a share of the whole chunk's.
+        Its bytes and changes are a proportional share of the whole chunk's.
         """
         count = min(count, self.count - start)
         if count == self.count:
@@ -244,7 +244,7 @@ def chunk_of(
     nbytes: int,
     changes: int = 0,
 ) -> Chunk:
-    """Make a chunk of a decoded batch and its (records, microseconds) runs."""
+    """Return a chunk of a decoded batch and its (records, microseconds) runs."""
     runs = np.array(list(times), np.int64).reshape(-1, 2)
     counts, us = _coalesced(runs[:, 0], runs[:, 1])
     return Chunk(
@@ -259,7 +259,7 @@ def chunk_of(
 
 
 def chunk_of_history(batch: Batch, *, version: int) -> Chunk:
-    """Make a chunk of a batch that was read back; a record counts as a change by its fields."""
+    """Return a chunk of a batch that was read back; the fields show which records are changes."""
     chunk = chunk_of(batch.data, offset=batch.offset, version=version, times=batch.times, nbytes=0)
     if chunk.keyed:
         chunk.changes = int((chunk.ops != OP_UPSERT).sum())
@@ -290,7 +290,7 @@ def join_chunks(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def batch_with_system(chunk: Chunk) -> pa.RecordBatch:
-    """Return the records as files hold them: `_offset`, `_time`, [`_op`, `_present`], columns."""
+    """Return the records as in files: `_offset`, `_time`, [`_op`, `_present`], columns."""
     width, columns, fields = chunk.width, chunk.batch.columns, list(chunk.batch.schema)
     offsets = pa.array(np.arange(chunk.offset, chunk.end, dtype=np.int64))
     return pa.RecordBatch.from_arrays(
@@ -311,7 +311,7 @@ def _joined_dead(chunks: Sequence[Chunk]) -> Offsets | None:
 
 
 def _coalesced(counts: Offsets, us: Offsets) -> tuple[Offsets, Offsets]:
-    """Join neighbouring runs of one time."""
+    """Join adjacent runs of the same time."""
     if len(us) < 2:
         return counts, us
     starts = np.flatnonzero(np.concatenate(([True], us[1:] != us[:-1])))
@@ -323,7 +323,7 @@ def first_chunk(
 ) -> tuple[Chunk, int]:
     """Return the first tail entries below `end` as a chunk, and their number: at least one.
 
-    They are joined here, so that each is copied once.
+    The entries are joined here, so that each is copied once.
 
     Raises:
         CorruptionError: if the first one cannot be decoded.
@@ -343,7 +343,7 @@ def first_chunk(
                 raise
             break
         if batches and found != version:
-            # The schema has changed meanwhile.
+            # The schema changed while the entries were decoded.
             break
         version = found
         batches.append(batch)
@@ -385,7 +385,7 @@ def _decode(state: TopicState, run: list[TailEntry]) -> tuple[pa.RecordBatch, in
     """Return a run's batch, its version and its number of entries: one if it is damaged."""
     if len(run) > 1:
         frames = [_frame(entry) for entry in run]
-        # Decoded one by one, the damaged one is found.
+        # Decoding one by one finds the damaged entry.
         with suppress(*UNDECODABLE):
             batch, version = _decoded(state.codec, partial(state.codec.decode_small, frames))
             if batch is not None:
@@ -408,7 +408,7 @@ def _decode_entry(state: TopicState, entry: TailEntry) -> tuple[pa.RecordBatch, 
 
 
 def _decoded(codec: Any, decode: Callable[[], pa.RecordBatch]) -> tuple[pa.RecordBatch, int]:
-    """Decode again if the schema changes meanwhile: a batch has the version it was decoded to."""
+    """Decode entries, again if the schema changed, and return the batch with its version."""
     version, batch = -1, None
     while version != codec.version:
         version = codec.version
@@ -419,7 +419,7 @@ def _decoded(codec: Any, decode: Callable[[], pa.RecordBatch]) -> tuple[pa.Recor
 def _frame(entry: TailEntry) -> Frame:
     offset, count, time_us, lsn, kind, flags, version, size, data, _ = entry
     fields = (offset, 0, 0, kind, b"", flags, 0, 0, count, version, lsn, 0, 0, size, time_us, 0, 0)
-    # The constructors would cost more than everything else here; decoders take any buffer.
+    # Constructors would dominate the cost of this function; decoders accept any buffer.
     return _new(Frame, (_new(fmt.FrameHead, fields), data, 0))
 
 

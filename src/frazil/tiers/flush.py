@@ -1,4 +1,4 @@
-"""Move a range of offsets of one topic from memory to files: the flush."""
+"""The flush: move a range of offsets of one topic from memory to files."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from frazil.tiers.partitions import Partitioner
 
 SET_BYTES_MAX: Final = 512 << 20
-"""A flush set has about so many bytes; more become several sets."""
+"""The approximate size of a flush set; a larger flush writes several sets."""
 
 
 def cut_set(chunks: Sequence[Chunk], first: int, target: int) -> tuple[int, list[Chunk]]:
-    """Choose chunks for one set: all of them, or as many as a set may take."""
+    """Return the chunks of one set: all of them, or as many as fit into a set."""
     chosen: list[Chunk] = []
     size = 0
     for chunk in chunks:
@@ -60,12 +60,12 @@ def flush_set(
     `batches` have the columns `_offset`, `_time`, for changes `_op` and `_present`, then those of
     `schema`, in the order of offsets; every offset of the range is a row or in one of `gaps`.
     `first` is the topic's flushed mark, unless `replaces` names a set that is written again.
-    `runs` are the producers of the records. `shape` is the key's, None for a topic without one.
+    `runs` are the producers of the records. `shape` is the shape of the key, None without a key.
 
     Raises:
-        InvalidRequest: rows are missing, twice, out of order or of other columns. Nothing
-            happened.
-        Conflict: the range is not the next one. Nothing happened.
+        InvalidRequest: rows are missing, duplicate, out of order or of other columns. Nothing
+            has changed.
+        Conflict: the range is not the next one. Nothing has changed.
         Unavailable: the disk failed; nothing is registered. With `outcome="unknown"` the metadata
             store failed; the next start finds the outcome.
         Closed: a directory could not be synced before; open the engine again.
@@ -115,7 +115,7 @@ def _checked_columns(
     ids, names = ids_of(schema), schema.names
     for batch in batches:
         columns = user_schema(batch.schema)
-        # Columns without ids are the same where their names are.
+        # Columns without ids are compared by name.
         pairs = zip(ids_of(columns), ids, strict=False)
         if columns.names != names or any(a != b for a, b in pairs if min(a, b) >= 0):
             raise InvalidRequest(
@@ -133,7 +133,7 @@ def _check_whole(rows: int, gaps: Sequence[SpecialRange], first: int, end: int) 
 
 
 def _checked(offsets: npt.NDArray[np.int64], following: int, end: int) -> int:
-    """Return the offset after a batch; refuse one out of order or of its range."""
+    """Return the offset after a batch; refuse a batch out of order or out of the range."""
     low, high = int(offsets[0]), int(offsets[-1])
     if low < following or high >= end or not bool((np.diff(offsets) > 0).all()):
         raise InvalidRequest(

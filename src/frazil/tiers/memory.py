@@ -31,17 +31,17 @@ ENTRY_BYTES: Final = 280
 RECORD_BYTES: Final = 300
 """The bytes of a validated record without its values, which take about twice their packed form."""
 MERGE_ROWS: Final = 64 << 10
-"""Small chunks are joined up to so many rows."""
+"""Small chunks are joined up to this number of rows."""
 FOLD_ROWS: Final = 4096
 FOLD_BYTES: Final = 4 << 20
 FOLD_AGE_US: Final = 10_000_000
-"""A tail with so many records or bytes, or so old, is decoded without waiting for more."""
+"""A tail that reaches this number of records or bytes, or this age, is decoded at once."""
 READ_US: Final = 60_000_000
-"""A topic that was read in this time is decoded as records come."""
+"""A topic that was read within this time has its records decoded as they arrive."""
 JOIN_AT_ONCE_ROWS: Final = 8192
 """New chunks are joined up to this size at once; larger ones in the background."""
 JOIN_BYTES_MAX: Final = 4 << 20
-"""Chunks of so many bytes are no longer joined: scans gain nothing, and every join is a copy."""
+"""Chunks of this size are not joined: scans would gain nothing, and every join is a copy."""
 
 
 _offset = attrgetter("offset")
@@ -49,21 +49,21 @@ _end = attrgetter("end")
 
 
 class Unflushed(NamedTuple):
-    """What memory holds from an offset on."""
+    """The size and age of a topic's records in memory from an offset on."""
 
     bytes: int
     records: int
     changes: int
     time_us: int | None
-    """The append time of the oldest record; None without one."""
+    """The append time of the oldest record; None if there is no record."""
 
 
 class TopicMemory:
     """The newest records of one topic.
 
-    Everything in `[start, visible)` but gaps is in `chunks` and, after them, in `tail`.
-    `append` is for the journal's thread alone; all else may be called from any thread.
-    `on_evict` is called under the lock with the chunks that are about to go.
+    All records of `[start, visible)` are in `chunks` and, after them, in `tail`. Only the
+    journal's thread may call `append`; any thread may call the other methods. `on_evict` is
+    called under the lock with the chunks that will be evicted.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class TopicMemory:
     # -- the journal's side ------------------------------------------------------------------------
 
     def append(self, entry: TailEntry) -> None:
-        """Take written records; they are read only once `visible` has passed them."""
+        """Add written records; readers see them once `visible` has passed them."""
         self._payload_in += entry[7]
         if entry[9] is not None:
             self._records_in += entry[1]
@@ -101,11 +101,11 @@ class TopicMemory:
             self._changes_in += entry[1]
         self.tail.append(entry)
 
-    # -- what is there -----------------------------------------------------------------------------
+    # -- size and position -------------------------------------------------------------------------
 
     @property
     def settled(self) -> int:
-        """Return the offset below which everything is in chunks."""
+        """Return the offset below which all records are in chunks."""
         chunks = self.chunks
         return chunks[-1].end if chunks else self.start
 
@@ -120,18 +120,18 @@ class TopicMemory:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of everything in memory."""
+        """Return the bytes of all records in memory."""
         known = self._chunk_bytes
         if known is None:
             known = self._chunk_bytes = sum(chunk.nbytes for chunk in self.chunks)
         return known + self.tail_bytes
 
     def note_read(self) -> None:
-        """Note a scan: for a while the background decodes records as they come."""
+        """Note a scan: for some time the background thread decodes records as they arrive."""
         self._read_us = self.clock.now_us()
 
     def is_foldable(self) -> bool:
-        """Return whether the background should decode the tail, or wait for more of it."""
+        """Return whether the background thread should decode the tail now or wait for more."""
         tail = self.tail
         if not tail:
             return False
@@ -144,11 +144,11 @@ class TopicMemory:
         )
 
     def recount(self) -> None:
-        """Note that chunks have grown: by deletion vectors, or by a map of their keys."""
+        """Note that deletion vectors or a map of keys have made chunks larger."""
         self._chunk_bytes = None
 
     def chunk_at(self, offset: int) -> Chunk | None:
-        """Return the chunk that holds an offset, None if none does."""
+        """Return the chunk of an offset, None if there is none."""
         chunks = self.chunks
         number = bisect_right(chunks, offset, key=_offset) - 1
         if number < 0:
@@ -156,7 +156,7 @@ class TopicMemory:
         return chunks[number] if offset < chunks[number].end else None
 
     def unflushed(self, from_offset: int) -> Unflushed:
-        """Return how much memory holds from an offset on, and how old it is."""
+        """Return the size and age of the records in memory from an offset on."""
         with self.lock:
             size, changes = self.tail_bytes, self._changes_in - self._changes_out
             records = sum([entry[1] for entry in self.tail])
@@ -176,10 +176,10 @@ class TopicMemory:
     def load(
         self, batches: Iterable[Batch], *, start: int | None = None, version: int | None = None
     ) -> None:
-        """Take records that were read back after a restart: in order, before all of the tail.
+        """Add records that were read back after a restart: in order, before all of the tail.
 
-        `start` is the first offset that is held from now on, if a gap comes first. `version` is
-        the version of the batches' columns, the current one if it is None.
+        `start` is the first offset in memory from now on, if a gap comes first. `version` is the
+        version of the batches' columns; None is the current one.
         """
         with self.lock:
             version = self.state.codec.version if version is None else version
@@ -197,12 +197,12 @@ class TopicMemory:
             self._swap(chunks)
 
     def settle(self, end: int, *, budget_rows: int | None = None) -> None:
-        """Make chunks of the tail's entries below `end`, as far as they are visible.
+        """Convert the tail's entries below `end` to chunks, as far as they are visible.
 
-        With a budget at least one run of entries is done, then no more than so many rows.
+        With a budget it converts at least one run of entries, and then at most so many rows.
 
         Raises:
-            CorruptionError: if an entry cannot be decoded; the entries before it are settled.
+            CorruptionError: if an entry cannot be decoded; the entries before it are converted.
         """
         with self.lock:
             tail, rows = self.tail, 0
@@ -212,9 +212,9 @@ class TopicMemory:
                 rows += self._settle_some(end, rows_max)
 
     def snapshot(self, end: int) -> tuple[Chunk, ...]:
-        """Return the records of `[start, end)`; those of a keyed topic are folded before.
+        """Return the records of `[start, end)`; a keyed topic's records are folded first.
 
-        Later deletion-vector entries and joins do not change what the caller sees at `end`.
+        Later deletion-vector entries and joins do not change the caller's view at `end`.
         """
         with self.lock:
             self.settle(end)
@@ -224,7 +224,7 @@ class TopicMemory:
             return (*chunks[:-1], chunks[-1].slice(0, end - chunks[-1].offset))
 
     def evict(self, below: int) -> int:
-        """Drop the chunks that are whole below an offset; return the bytes freed."""
+        """Drop the chunks that end at or below an offset; return the bytes freed."""
         with self.lock:
             self.settle(below)
             chunks = self.chunks
@@ -235,16 +235,16 @@ class TopicMemory:
                 first = min(first, self.tail[0].offset)
             if gone and self.on_evict is not None:
                 self.on_evict(gone)
-            # Rows below the start are searched in files, which have nothing above `below`.
+            # Look-ups search rows below `start` in files, and files have no row above `below`.
             self.start = max(self.start, min(first, below))
             self._swap(chunks[stop:])
             return sum(chunk.nbytes for chunk in gone)
 
     def merge_small(self) -> bool:
-        """Join one run of small neighbouring chunks; False if there is none worth it.
+        """Join one run of small adjacent chunks; return False if no join is worth its cost.
 
-        The copying is done without the lock. A row is copied only into a chunk at least twice as
-        large, so that it is copied a few times in all.
+        The chunks are copied without the lock. A row is copied only into a chunk at least twice
+        as large, so that it is copied only a few times in all.
         """
         with self.lock:
             run = _run_to_join(self.chunks, self.merge_rows)
@@ -256,7 +256,7 @@ class TopicMemory:
             first = bisect_left(chunks, joined.offset, key=_offset)
             current = chunks[first : first + len(run)]
             if [id(chunk) for chunk in current] != [id(chunk) for chunk in run]:
-                # Some of it was evicted or joined meanwhile.
+                # Some of the chunks were evicted or joined during the copy.
                 return True
             joined.take_dead(run)
             chunks[first : first + len(run)] = [joined]
@@ -285,7 +285,7 @@ class TopicMemory:
         return made.count
 
     def _drop(self, count: int) -> None:
-        """Remove the first entries of the tail, which are chunks by now."""
+        """Remove the first entries of the tail, which are in chunks now."""
         run = self.tail[:count]
         del self.tail[:count]
         self._payload_out += sum([entry[7] for entry in run])
@@ -302,7 +302,7 @@ def _joinable(one: Chunk, other: Chunk) -> bool:
 
 
 def _join_end(chunks: list[Chunk], rows_max: int) -> None:
-    """Join the last chunks while they are small and of about one size."""
+    """Join the last chunks while they are small and of similar size."""
     first = len(chunks) - 1
     rows = chunks[first].count
     while first > 0:
@@ -329,7 +329,7 @@ def _run_from(chunks: Sequence[Chunk], first: int, rows_max: int) -> Sequence[Ch
 
 
 def _run_to_join(chunks: Sequence[Chunk], rows_max: int) -> Sequence[Chunk]:
-    """Return the first run of neighbours of which none makes up more than half."""
+    """Return the first run of adjacent chunks of which none has more than half of the rows."""
     for first in range(len(chunks) - 1):
         run = _run_from(chunks, first, rows_max)
         counts = [chunk.count for chunk in run]

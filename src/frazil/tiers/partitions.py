@@ -1,7 +1,7 @@
-"""Which table partition each row belongs to, by the transforms of the Iceberg specification.
+"""The table partition of each row, by the transforms of the Iceberg specification.
 
 A partition is named as in Iceberg's paths: `ts_day=2026-11-15/country=DE`, with url-quoted values
-and `null` for none. `Partitioner.split` keeps the order of rows within each partition.
+and `null` for a null. `Partitioner.split` keeps the order of rows within each partition.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class _Field(NamedTuple):
     """One field of the spec, bound to a column of a schema."""
 
     column: str | None
-    """None if the schema has the column no more: every value is null then."""
+    """None if the schema no longer has the column: then every value is null."""
     label: str
     apply: Callable[[pa.Array], pa.Array]
     shown: Callable[[Any], str]
 
 
 class Partitioner:
-    """Splits the batches of one schema version by a partition spec. Safe to share.
+    """Splits the batches of one schema version by a partition spec. Thread-safe.
 
     Args:
         schema: the topic's columns with their ids; a batch may have more columns.
@@ -62,11 +62,11 @@ class Partitioner:
     def __init__(self, schema: pa.Schema, fields: Sequence[PartitionField]) -> None:
         by_id = {column_id(field): field for field in schema}
         self._fields = tuple(_bound(field, by_id.get(field.column_id)) for field in fields)
-        # A value's type is part of its identity: 1, 1.0 and True are equal to a dictionary.
+        # The key has the value's type, because 1, 1.0 and True are equal as keys of a dict.
         self._name = lru_cache(_KNOWN_MAX, typed=True)(self._text)
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
-        """Return the rows of each partition in their order, in the order of first rows."""
+        """Return the rows of each partition in order; partitions are ordered by their first row."""
         if not batch.num_rows:
             return []
         codes, partitions = self._codes(batch)
@@ -87,7 +87,7 @@ class Partitioner:
         return pieces
 
     def counts(self, batch: pa.RecordBatch) -> dict[str, int]:
-        """Return how many rows each partition has."""
+        """Return the number of rows of each partition."""
         if not batch.num_rows:
             return {}
         codes, partitions = self._codes(batch)
@@ -123,7 +123,7 @@ class Partitioner:
 
 
 def _recombined(columns: list[list[Any]], kept: npt.NDArray[np.int64]) -> list[list[Any]]:
-    """Return one list of value tuples, for the combinations that occur."""
+    """Return the combinations of values that occur, as tuples."""
     if len(columns) == 1:
         return [[(columns[0][number],) for number in kept.tolist()]]
     before, values = columns
@@ -181,7 +181,7 @@ def _truncate(array: pa.Array, width: int) -> pa.Array:
     if pt.is_string(data_type) or pt.is_large_string(data_type):
         return pc.utf8_slice_codeunits(array, 0, width)
     if pt.is_integer(data_type):
-        # Floored, so that negative values go down; the lowest of a type may pass below its range.
+        # Rounded down, also for negative values; the lowest value of a type may leave its range.
         return pa.array(_integers(array) // width * width, mask=_null_mask(array))
     if pt.is_decimal(data_type):
         return pa.array([_truncated_decimal(v, width) for v in array.to_pylist()], pa.string())
@@ -196,7 +196,7 @@ def _truncated_decimal(value: Any, width: int) -> str | None:
 
 
 def _unscaled(value: Any) -> int:
-    """Return the integer of all digits of a decimal."""
+    """Return the unscaled integers of decimals."""
     sign, digits, _ = value.as_tuple()
     return int("".join(map(str, digits))) * (-1 if sign else 1)
 
@@ -209,7 +209,7 @@ def _null_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def _in_units(array: pa.Array, unit: str) -> pa.Array:
-    """Return the years, months, days or hours since 1970 of dates and timestamps, floored."""
+    """Return the years, months, days or hours since 1970 of dates and timestamps, rounded down."""
     stored = "D" if pt.is_date32(array.type) else array.type.unit
     times = _integers(array).view(f"datetime64[{stored}]").astype(f"datetime64[{unit}]")
     return pa.array(times.astype(np.int64), mask=_null_mask(array))
@@ -221,7 +221,7 @@ def _time(value: int, unit: Any) -> str:
 
 
 def _shown_of(data_type: pa.DataType) -> Callable[[Any], str]:
-    """Return the function that shows stored values of a type."""
+    """Return the function that formats stored values of a type."""
     if pt.is_date32(data_type):
         return lambda value: _time(value, "D")
     if pt.is_timestamp(data_type):
@@ -247,7 +247,7 @@ _UNIT_US: Final = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
 def bucket_hashes(array: pa.Array) -> Words:
-    """Return the hash of each value as Iceberg's `bucket` transform defines it; of null: any.
+    """Return the hash of each value for Iceberg's `bucket` transform; undefined for null.
 
     Integers, dates and times are hashed as eight bytes, timestamps in microseconds whatever their
     unit, decimals as the shortest big-endian bytes of their unscaled value, text as UTF-8.
@@ -271,7 +271,7 @@ def _decimal_bytes(value: Any) -> bytes:
     if value is None:
         return b""
     unscaled = _unscaled(value)
-    # One more bit than the magnitude needs: the sign.
+    # One bit more than the magnitude, for the sign.
     bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length() + 1
     return unscaled.to_bytes((bits + 7) // 8, "big", signed=True)
 
@@ -285,7 +285,7 @@ def _hash_longs(values: npt.NDArray[np.int64]) -> Words:
 
 
 def _hash_bytes(array: pa.Array) -> Words:
-    """Hash values of all lengths, those of one length together."""
+    """Hash values of all lengths; values of the same length are hashed together."""
     filled = array.fill_null(b"")
     buffers = filled.buffers()
     ends = np.frombuffer(buffers[1], np.int64)[filled.offset : filled.offset + len(filled) + 1]
@@ -311,7 +311,7 @@ def _hash_same_length(
 
 
 def _word(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], count: int) -> Words:
-    """Return the little-endian numbers of so many bytes from each start on."""
+    """Return the little-endian numbers of `count` bytes from each start on."""
     word = np.zeros(len(starts), np.uint32)
     for byte in range(count):
         word |= data[starts + byte].astype(np.uint32) << np.uint32(8 * byte)

@@ -1,10 +1,10 @@
 """Back-pressure: the use of memory, and how long a publish waits for it.
 
-Use of the budget is the sum of the sources, or the resident size beyond the process's base if that
-is more: sources miss the overhead of the allocator. Three zones
-follow, with hysteresis: green admits at once, yellow delays each publish, red lets publishes wait
-and refuses them at a deadline. Only `admit` ever waits: flushes, reads, acks and commits do not
-ask. The numbers are in docs/internals/tiers.md.
+The use of the budget is the sum of the sources. If the resident size beyond the process's base is
+larger, it counts instead: sources miss the overhead of the allocator. Three zones follow, with
+hysteresis: green admits at once, yellow delays each publish, red lets publishes wait and refuses
+them at a deadline. Only `admit` ever waits; flushes, reads, acks and commits do not call it. The
+numbers are in docs/internals/tiers.md.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ RECOUNT_S: Final = 0.01
 RECLAIM_S: Final = 1.0
 """The allocators are asked for unused memory at most this often, because that is slow."""
 RED_POLL_S: Final = 0.02
-"""A publish that waits for the end of red looks this often."""
+"""The interval at which a publish in red checks the zone."""
 RETRY_AFTER_MS: Final = 1000
 COUNTS: Final = ("delays", "delayed_s", "waiting", "waits", "refusals")
 RSS_BASE_BYTES: Final = 512 << 20
-"""The process may hold this much above the budget: interpreter, libraries, buffers of the log."""
+"""The process may use this much above the budget: interpreter, libraries, buffers of the log."""
 
 
 def rss_bytes() -> int:
     """Return the resident size of this process, 0 if it is unknown."""
-    # Opened each time: after a fork an open file would still show the parent.
+    # Opened each time: after a fork an open file would still report the parent's size.
     try:
         file = RealFileSystem().open("/proc/self/statm", "read")
     except OSError:
@@ -54,9 +54,9 @@ def rss_bytes() -> int:
 
 
 def release_unused() -> None:
-    """Return unused memory of the allocators to the operating system."""
+    """Return the allocators' unused memory to the operating system."""
     pa.default_memory_pool().release_unused()
-    # Only glibc has it; other C libraries return freed memory by themselves.
+    # Only glibc has `malloc_trim`; other C libraries return freed memory by themselves.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -71,7 +71,7 @@ class Pressure:
 
     Args:
         rss: reads the resident size.
-        sleep: lets time pass, in a simulation its own.
+        sleep: waits; a simulation passes its own function.
         reclaim: returns unused memory to the operating system.
         wake: wakes the thread that calls `refresh`, when red is entered.
     """
@@ -95,13 +95,13 @@ class Pressure:
         self._reclaim = reclaim
         self._wake = wake
         self._resident_bytes = rss()
-        # The program around the engine holds what the process held before.
+        # Memory that the process used before belongs to the program around the engine.
         self._base_bytes = max(RSS_BASE_BYTES, self._resident_bytes)
         self._sources: dict[str, Callable[[], int]] = {}
         self._counted_max: dict[str, int] = {}
         self._on_red: tuple[Callable[[], None], ...] = ()
         self.red_pending = False
-        """Red was entered and its callbacks were not called yet: `refresh` is due at once."""
+        """True if red was entered and its callbacks were not called yet: `refresh` is due."""
         self._measuring = threading.Lock()
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
@@ -124,8 +124,8 @@ class Pressure:
         Args:
             name: the source's name in `stats`.
             read: returns the bytes.
-            share: the source counts up to this share of the budget only. For memory that no flush
-                and no eviction frees: counted in full, it could keep memory red for good.
+            share: the source counts only up to this share of the budget. For memory that neither
+                flush nor eviction frees: counted in full, it could keep the zone red for ever.
         """
         assert name not in self._sources, name
         if share < 1:
@@ -133,35 +133,35 @@ class Pressure:
         self._sources = {**self._sources, name: read}
 
     def on_red(self, callback: Callable[[], None]) -> None:
-        """Call back each time red is entered, e.g. to flush everything or to cancel queries.
+        """Call back each time red is entered, e.g. to flush all topics or to cancel queries.
 
-        The next `refresh` makes the calls, never a publish or a journal.
+        The next `refresh` makes the calls, never a publish or the journal's thread.
         """
         self._on_red = (*self._on_red, callback)
 
     def refresh(self) -> None:
         """Count all sources, read the resident size, and change the zone if necessary.
 
-        The background calls it ten times a second, when memory was freed, and when red was entered,
-        for the callbacks. It counts nothing while another thread does.
+        The background thread calls it ten times a second, after memory was freed, and after red
+        was entered, for the callbacks. It does nothing while another thread counts.
         """
         self._measure(resident=True)
         if self.red_pending:
             self._call_back()
 
     def recount(self) -> None:
-        """Do the same with the last resident size, which is cheaper."""
+        """Count all sources like `refresh`, but with the last resident size, which is cheaper."""
         self._measure(resident=False)
 
     def grew(self, size: int) -> None:
-        """Note `size` new bytes; they are counted only if they may lead into the next zone."""
-        # Threads may overwrite each other here: the next refresh corrects it.
+        """Note `size` new bytes; the sources are counted only if the next zone may be reached."""
+        # Threads may overwrite each other's number here: the next refresh corrects it.
         self._room_bytes -= size
         if self._room_bytes <= 0:
             self.recount()
 
     def _measure(self, *, resident: bool) -> None:
-        # Never waited for: a source may wait for this very thread.
+        # Without waiting for the lock: a source may wait for this very thread.
         if not self._measuring.acquire(blocking=False):
             return
         try:
@@ -178,7 +178,7 @@ class Pressure:
             self._measuring.release()
 
     def _size(self, name: str, read: Callable[[], int]) -> int:
-        """Return a source's bytes; its last known ones if it fails, as the journal must go on."""
+        """Return a source's bytes, or its last ones if it fails: the journal must not stop."""
         try:
             size = read()
         except Exception as error:  # noqa: BLE001 - a source's bug must not end the journal
@@ -190,7 +190,7 @@ class Pressure:
         return size
 
     def _call_back(self) -> None:
-        """Call the callbacks of red, if it still lasts."""
+        """Call the callbacks of red if the zone is still red."""
         with self._lock:
             lasts, self.red_pending = self.red_pending and self.level == RED, False
         for callback in self._on_red if lasts else ():
@@ -200,7 +200,7 @@ class Pressure:
                 warn("pressure_callback_failed", error=error)
 
     def _reclaim_if_it_helps(self, accounted: int) -> None:
-        """Free unused memory of the allocators, before it alone makes publishers wait."""
+        """Free the allocators' unused memory before it alone makes publishes wait."""
         used = self._used(accounted)
         counted_level = self.zones.level(self.level, accounted)
         now = self._clock.monotonic()
@@ -210,7 +210,7 @@ class Pressure:
             self._resident_bytes = self._rss()
 
     def _apply(self, sizes: dict[str, int], accounted: int) -> None:
-        """Set use and zone."""
+        """Set the use and the zone."""
         with self._lock:
             if self._closed:
                 return
@@ -239,9 +239,9 @@ class Pressure:
         )
 
     def _used(self, accounted: int) -> int:
-        """Return the use: the sources, or up to twice that if the process has grown so.
+        """Return the use: the sources' sum, or the process's growth up to twice that sum.
 
-        Memory of the program around the engine is not the tiers' to free.
+        The tiers cannot free the memory of the program around the engine.
         """
         beyond = self._resident_bytes - self._base_bytes - self._uncounted_bytes
         return max(accounted, min(beyond, 2 * accounted))
@@ -249,7 +249,7 @@ class Pressure:
     # -- admission -------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Return when a publish may go on: after its delay in yellow, after the end of red.
+        """Return when a publish may proceed: after its delay in yellow, after the end of red.
 
         Raises:
             Overloaded: if red lasts longer than `memory.wait_s`.
@@ -258,12 +258,12 @@ class Pressure:
             self._sleep(pause_s)
 
     async def admit_async(self) -> None:
-        """Do what `admit` does without holding up the running loop."""
+        """Wait like `admit`, without blocking the running event loop."""
         for pause_s in self._pauses():
             await asyncio.sleep(pause_s)
 
     def _pauses(self) -> Iterator[float]:
-        """Yield the seconds to sleep until a publish may go on."""
+        """Yield the seconds to sleep until a publish may proceed."""
         self._recount_if_old()
         if self.level == RED:
             deadline = self._clock.monotonic() + self._wait_s
@@ -305,7 +305,7 @@ class Pressure:
         )
 
     def close(self) -> None:
-        """Admit all publishes from now on: the closed queue refuses them."""
+        """Admit all publishes from now on; the closed queue then refuses them."""
         with self._lock:
             self._closed = True
             self.level = GREEN
@@ -314,12 +314,12 @@ class Pressure:
 
     @property
     def usage_ratio(self) -> float:
-        """Return the use of the budget, 1 if it is full; it may be above."""
+        """Return the used share of the budget; it may be above 1."""
         return self._used_bytes / self.zones.budget_bytes
 
     @property
     def percent(self) -> float:
-        """Return the use of the budget in points."""
+        """Return the used share of the budget in percent."""
         return self._used_bytes * 100 / self.zones.budget_bytes
 
     def snapshot(self) -> SimpleNamespace:

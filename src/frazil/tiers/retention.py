@@ -1,8 +1,8 @@
-"""Limits of what the tiers keep: retention, quotas, the cap of the disk tier, deleted topics.
+"""Limits of the tiers: retention, quotas, the cap of the disk tier, deleted topics.
 
-The newest rows of a keyed topic are its state, so neither age nor size lets any of them go: at its
-quota, or when its deletion vector fills memory, that topic alone is stopped. Its publishes wait,
-and are then refused with advice.
+The newest rows of a keyed topic are its state, so neither age nor size expires any of them. At its
+quota, or when its deletion vector fills memory, publishing is stopped for that topic alone. Its
+publishes wait and are then refused with advice.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from frazil.topic import Instance, TopicRuntime
 
 VECTORS_SHARE: Final = 0.25
-"""Deletion vectors take about this share of the budget; at it the largest topics are stopped.
+"""Deletion vectors may use this share of the budget; above it the largest topics are stopped.
 
-With full key indexes (a quarter as well) that leaves memory green: no flush frees either."""
+Key indexes may use a quarter as well. Both together leave memory green: no flush frees either."""
 STEPS: Final = 8
-"""Files of a topic span at most this part of what it keeps, so that retention works in steps."""
+"""A file spans at most this part of a topic's retention, so that retention works in steps."""
 
 
 def on_full_of(spec: TopicSpec, log: LogSettings) -> OnFull:
@@ -41,7 +41,7 @@ def on_full_of(spec: TopicSpec, log: LogSettings) -> OnFull:
 
 
 def quota_of(spec: TopicSpec, log: LogSettings) -> int:
-    """Return how many bytes a topic may keep."""
+    """Return the number of bytes that a topic may keep."""
     return log.retention_bytes if spec.retention_bytes is None else spec.retention_bytes
 
 
@@ -49,7 +49,7 @@ class PublishStop(NamedTuple):
     """The refusal of a topic's publishes at one kind of limit.
 
     Attributes:
-        wait_s: publishes wait so long for the end of the stop.
+        wait_s: the time that publishes wait for the end of the stop.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class PublishStop(NamedTuple):
 
 
 class Retention:
-    """Removes files, and stops publishes when none may go. One thread calls it."""
+    """Removes files, and stops publishes when no file may be removed. One thread calls it."""
 
     def __init__(self, engine: Instance, tiers: Tiers) -> None:
         self._engine = engine
@@ -73,7 +73,7 @@ class Retention:
         """Remove records that no hold needs and that are beyond their topic's age or size."""
         for topic in self._tiers.topics:
             if not topic.keyed_topic and self._tiers.disk.picture(topic.id).spans:
-                # Under these locks no hold is set and no reader begins that needs the records.
+                # Under these locks no new hold or reader can need the records.
                 with self._engine.control_lock, topic.runtime.log.pinning:
                     below = self.retained_from(topic)
                     if below > self._tiers.disk.start(topic.id):
@@ -97,22 +97,22 @@ class Retention:
         return below
 
     def _kept(self, topic: TopicTiers) -> tuple[int, int]:
-        """Return for how long, and how many bytes, a topic's records are kept."""
+        """Return the age and the number of bytes up to which a topic's records are kept."""
         spec, log = topic.state.spec, self._engine.settings.log
         age_us = int(log.retention_age_s * 1e6) if spec.retention_us is None else spec.retention_us
         return (FOREVER if topic.keyed_topic else age_us), quota_of(spec, log)
 
     def expire(self, topic: TopicTiers, below: int) -> None:
-        """Remove everything below an offset from memory and disk; never of a keyed topic."""
+        """Remove all records below an offset from memory and disk; not for keyed topics."""
         assert not topic.keyed_topic
         self._tiers.disk.space.expire(topic.id, below)
         topic.memory.evict(min(below, topic.flushed))
 
     def merge(self, topic: TopicTiers) -> bool:
-        """Merge small files of a topic; tell whether there were any.
+        """Merge small files of a topic; return whether there were any.
 
-        Retention removes whole files. So none spans more than a part of what the topic keeps:
-        otherwise a slow topic's one file would never be old, and a quota would take everything.
+        Retention removes whole files, so no file spans more than a part of the topic's retention.
+        Otherwise the one file of a slow topic would never expire, and a quota would remove all.
         """
         age_us, bytes_max = self._kept(topic)
         spans = self._tiers.disk.picture(topic.id).spans
@@ -126,20 +126,20 @@ class Retention:
     # -- quotas ------------------------------------------------------------------------------------
 
     def held_bytes(self, runtime: TopicRuntime) -> int:
-        """Return the bytes that a topic's holds need: of files, and of the log beyond them."""
+        """Return the bytes that a topic's holds need, in files and in the log after them."""
         state, disk = runtime.state, self._tiers.disk
         size = disk.space.held_bytes(state.id, state.floor)
         first = max(disk.flushed(state.id), state.floor)
         for segment in runtime.log.journal.segments:
             summary = segment.summary(state.id)
             if summary is not None and summary[1] > first:
-                # Records of a segment that files hold as well are subtracted by their number.
+                # A segment's bytes are counted in proportion to its records that no file has.
                 begin, end, held = summary[:3]
                 size += held * (end - max(begin, first)) // (end - begin)
         return size
 
     def quota_end(self, runtime: TopicRuntime, bytes_max: int) -> int:
-        """Return the offset below which files must go for a topic to be within its quota."""
+        """Return the offset below which files must be removed to keep a topic within its quota."""
         size = self.held_bytes(runtime)
         end = runtime.state.floor
         for span in self._tiers.disk.picture(runtime.state.id).spans:
@@ -155,11 +155,11 @@ class Retention:
         return sum(map(_vector_bytes, self._tiers.topics))
 
     def check_keyed(self) -> None:
-        """Stop the keyed topics that are at a limit, and end the stops of others."""
+        """Stop the keyed topics that are at a limit, and end the stops of the others."""
         settings = self._engine.settings
         keyed = [topic for topic in self._tiers.topics if topic.keyed_topic]
         vectors_max = int(settings.memory.budget_bytes * VECTORS_SHARE)
-        # At the limit, the topics with more than an equal part are stopped.
+        # At the limit, topics with more than an equal share are stopped.
         part = vectors_max // max(len(keyed), 1)
         full = self.vectors_bytes() > vectors_max
         for parts in _families(keyed):
@@ -193,9 +193,9 @@ class Retention:
     # -- the cap -----------------------------------------------------------------------------------
 
     def check_cap(self) -> None:
-        """Keep the files below their cap: evict what is safe elsewhere, else stop publishing.
+        """Keep the files below their cap: evict files that another tier has, else stop publishing.
 
-        Keyed topics are checked first, so that one of them stops itself and not all.
+        Keyed topics are checked first, so that a keyed topic at its limit does not stop all.
         """
         self.check_keyed()
         disk, bytes_max = self._tiers.disk, self._engine.settings.disk.bytes_max
@@ -220,7 +220,7 @@ class Retention:
             self._hold(topic, "cap", over_cap if full else None)
 
     def _evict(self, bytes_max: int) -> None:
-        # Under these locks no hold is set and no reader begins that needs the files.
+        # Under these locks no new hold or reader can need the files.
         with self._engine.control_lock, self._engine.log.pinning:
             floors = {topic.id: topic.state.floor for topic in self._tiers.topics}
             # Look-ups by key need the rows of a keyed topic locally.
@@ -247,14 +247,14 @@ class Retention:
                 if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
                     continue
             elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
-                # Its definition may be lost, and these files are all that is left of the topic.
+                # Its definition may be lost, and these files may be the only copy of the topic.
                 continue
             disk.drop_topic(topic_id)
             event("topic_files_removed", topic_id=topic_id)
 
 
 def _families(topics: Sequence[TopicTiers]) -> list[list[TopicTiers]]:
-    """Group the parts of partitioned topics; other topics are alone."""
+    """Group the parts of each partitioned topic; any other topic is a group by itself."""
     found: dict[int, list[TopicTiers]] = {}
     for topic in topics:
         spec = topic.state.spec

@@ -1,7 +1,7 @@
-"""The tiers above the log at work: the memory budget, signals, flushes, eviction, merges.
+"""The runtime of the tiers above the log: memory budget, signals, flushes, eviction, merges.
 
-One thread decodes and folds new records and measures the budget; another one moves data between
-the tiers. A publish waits for neither, except in the red zone.
+One thread decodes and folds new records and measures the budget. A second thread moves data between
+the tiers. Publishes wait for neither, except in the red zone.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 INDEX_SHARE: Final = 0.25
 """The key indexes of all topics take at most this share of the budget."""
 RSS_CHECK_S: Final = 0.1
-"""The resident size of the process is read this often."""
+"""The interval at which the resident size of the process is read."""
 FOLD_PAUSE_S: Final = 0.01
 MOVE_PAUSE_S: Final = 0.1
 FOLD_PAUSE_TOPIC_S: Final = 50e-6
 MOVE_PAUSE_TOPIC_S: Final = 500e-6
-"""The pauses are at least this long for each topic: thousands of idle ones must not cost a core."""
+"""The minimum pause per topic: thousands of idle topics must not use a whole core."""
 STATS_SHARE: Final = 20
-"""Writing statistics takes at most one part in so many of the time."""
+"""Writing statistics takes at most one part of the time divided by this number."""
 SETTLE_ROWS: Final = 4096
-"""The background folds so many rows of a topic before it turns to the next one."""
+"""The number of rows of a topic that are folded before the next topic's turn."""
 RELIEF_SHARE_MIN: Final = 1 / 256
-"""A topic with less of the budget is not flushed to make room for other things than records."""
+"""A topic below this share of the budget is not flushed to free memory for other uses."""
 BACKLOG_ENTRIES: Final = 64
-"""With more than so many frames left the background goes on without a pause."""
+"""With more frames than this left, the background thread continues without a pause."""
 QUEUE_SHOWN_MAX: Final = 100
 DISK_LIMITS = DiskTierLimits()
 
@@ -54,7 +54,7 @@ class Tiers:
 
     Attributes:
         queue: the topics whose staged files the lake should commit, by id.
-        suspect: the metadata may have lost files.
+        suspect: whether the metadata may have lost files.
         write_stats: writes the statistics file; set by the engine.
     """
 
@@ -95,7 +95,7 @@ class Tiers:
             pause_s=lambda: max(MOVE_PAUSE_S, MOVE_PAUSE_TOPIC_S * len(self._topics)),
             failed_event="tiers_failed",
         )
-        # Without threads memory is what is counted, and a publish cannot wait for another step.
+        # Without threads only the sources count, and a publish cannot wait for another step.
         simulated: dict[str, Any] = {} if threads else {"rss": lambda: 0, "sleep": lambda _s: None}
         memory = engine.settings.memory
         memory = memory if threads else memory.model_copy(update={"wait_s": 0.0})
@@ -125,11 +125,11 @@ class Tiers:
             ) from error
 
     def bind(self, runtime: TopicRuntime) -> TopicTiers:
-        """Add a topic; from here on memory gets what the journal writes."""
+        """Add a topic; from now on the journal's records are added to its memory."""
         tiers = TopicTiers(self, runtime)
         self._topics[tiers.id] = tiers
         if tiers.flushed:
-            # Not at once: damage in the files is found, and rebuilt from the log, before.
+            # Delayed, so that damage in files is found and rebuilt from the log first.
             self.note_flushed(tiers, tiers.flushed)
         return tiers
 
@@ -153,17 +153,17 @@ class Tiers:
     # -- calls of users ----------------------------------------------------------------------------
 
     def flush(self, name: str | None = None) -> dict[str, int]:
-        """Write the records of one topic, or of all, to files; return the new flushed offsets.
+        """Write the records of one topic, or of all topics, to files; return the flushed offsets.
 
         Raises:
-            Closed: in a forked child, which must open the directory for itself.
+            Closed: in a forked child, which must open the directory itself.
         """
         return self._moved(name, lambda topic: topic.flush())
 
     def evict(self, name: str | None = None) -> dict[str, int]:
-        """Evict flushed records from memory, and files beyond the cap that are held elsewhere.
+        """Evict flushed records from memory, and files beyond the cap that another tier has.
 
-        Returns the bytes that memory freed, by topic.
+        Returns the bytes freed in memory by topic.
         """
         freed = self._moved(name, lambda topic: topic.evict(before_us=None))
         self.retention.check_cap()
@@ -223,7 +223,7 @@ class Tiers:
 
     def stop(self) -> None:
         """End the threads after their current step."""
-        # Both before either is joined: a step of one may wait for the other.
+        # Signal both threads before joining them: a step of one may wait for the other.
         self._fold.stopping = self._move.stopping = True
         self.pressure.close()
         self._fold.stop()
@@ -242,7 +242,7 @@ class Tiers:
         return int(getattr(self._engine.log.queue, "queued", (0, 0))[1])
 
     def index_bytes_max(self) -> int:
-        """Return the limit of one topic's index: its part of the indexes' share."""
+        """Return the limit of one topic's index: its part of the share of all indexes."""
         keyed = sum(1 for each in self.topics if each.keyed is not None)
         return int(self.settings.memory.budget_bytes * INDEX_SHARE) // max(keyed, 1)
 
@@ -251,7 +251,7 @@ class Tiers:
     def _run(
         self, task: Task, step: str, function: Callable[[], object], topic: TopicTiers
     ) -> None:
-        """Run one step for one topic; an error of a topic that is gone is none."""
+        """Run one step for one topic; errors of a deleted topic are ignored."""
 
         def run() -> None:
             try:
@@ -263,18 +263,18 @@ class Tiers:
         task.run(f"{step} {topic.name}", run)
 
     def run_once(self) -> None:
-        """Do a whole round of everything; for simulations, which have no threads."""
+        """Run one round of all steps; for simulations, which have no threads."""
         self._fold.make_all_due()
         self._move.make_all_due()
         self.fold_once()
         self.move_once()
 
     def fold_once(self) -> None:
-        """Decode and fold new records, a slice of each topic."""
+        """Decode and fold a slice of new records of each topic."""
         task = self._fold
         if self.pressure.red_pending or task.is_due("pressure", RSS_CHECK_S):
             task.run("pressure", self.pressure.refresh)
-        # Most of thousands of topics are idle: skipping one must cost nearly nothing.
+        # With thousands of topics most are idle, so skipping one must be nearly free.
         for topic in [each for each in self.topics if each.keyed is not None or each.memory.tail]:
             if task.stopping:
                 return
@@ -288,7 +288,7 @@ class Tiers:
             task.put_off("stats", max(STATS_SHARE * (self.clock.monotonic() - began) - 1.0, 0.0))
 
     def _settle(self, topic: TopicTiers) -> None:
-        """Decode and fold a slice of a topic, if it has one."""
+        """Decode and fold a slice of a topic's new records, if it has any."""
         if topic.keyed is not None or topic.memory.is_foldable():
             self._run(self._fold, "fold", partial(topic.settle, SETTLE_ROWS), topic)
             if len(topic.memory.tail) > BACKLOG_ENTRIES:
@@ -357,10 +357,10 @@ class Tiers:
             self.pressure.refresh()
 
     def evict_flushed(self) -> None:
-        """Evict flushed records from memory: old ones, and all of them when it gets short.
+        """Evict flushed records from memory: old ones, and all of them when memory gets short.
 
-        That is before yellow: a flush takes a while, and publishers should not pay for data that
-        may go.
+        Eviction starts below yellow: a flush takes time, and publishes should not be delayed by
+        data that can be evicted.
         """
         short = YELLOW_RATIO - 2 * HYSTERESIS_RATIO
         eager = self.pressure.level > 0 or self.pressure.usage_ratio >= short
@@ -372,11 +372,11 @@ class Tiers:
             self.pressure.refresh()
 
     def relieve(self) -> None:
-        """Flush the largest topics from just below yellow on, until there is room again.
+        """Flush the largest topics from just below yellow on, until memory use has dropped.
 
-        Eviction frees only what is in files: without this, the rest of a burst would delay
-        publishers until its age signal fires. All use counts, so that records also make room for
-        readers and writers of files.
+        Eviction frees only flushed records: without this flush, the rest of a burst would delay
+        publishes until its age signal fires. All memory use counts, so that flushed records also
+        free memory for readers and writers of files.
         """
         begin = YELLOW_RATIO - HYSTERESIS_RATIO
         if not self.pressure.level and self.pressure.usage_ratio < begin:
@@ -390,7 +390,7 @@ class Tiers:
                 return
             is_others = self._memory_bytes() + self._index_bytes() < target * budget
             if is_others and sizes[topic] < RELIEF_SHARE_MIN * budget:
-                # Other things than records take the room, and this topic would free little.
+                # Other uses fill the memory, and a flush of this topic would free little.
                 return
             if topic.state.durable > topic.flushed:
                 flush = partial(self._flush, topic, ("memory",), evict=True)
@@ -413,7 +413,7 @@ class Tiers:
             try:
                 gap = topic.gap_behind()
                 if gap is not None:
-                    # The log frees a gap with the records before it: files must have it by then.
+                    # The log frees a gap with the records before it, so files must have the gap.
                     topic.flush(gap, reason="gap")
             except FrazilError:
                 self._to_release.append((now + 1.0, topic_id, end))

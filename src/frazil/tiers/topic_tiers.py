@@ -44,9 +44,9 @@ T = TypeVar("T")
 
 LOAD_BYTES: Final = 8 << 20
 LOAD_SHARE: Final = 8
-"""While the log is loaded, memory holds about this part of the budget; the rest is flushed."""
+"""While the log is loaded, memory uses about this part of the budget; the rest is flushed."""
 REBUILDS_MAX: Final = 3
-"""A rewrite is restarted so often when the topic's columns change meanwhile."""
+"""The number of times that a rewrite is repeated if the topic's columns change during it."""
 WATCH_S: Final = 0.02
 SLICE_ROWS: Final = 2048
 SLICE_PAUSE_S: Final = 0.0002
@@ -69,7 +69,7 @@ class TopicTiers:
         """Unflushed records below it are loaded from the log after a start."""
         self._load_at = self.memory.start
         self._holes: list[SpecialRange] = []
-        """Undeclared ranges that neither the log nor a file holds."""
+        """Undeclared ranges that neither the log nor a file has."""
         if flushed and self.memory.start > flushed:
             self._holes.append(self._hole(flushed, self.memory.start))
         self.loaded = self.memory.start >= self._load_end and not self.keyed_topic
@@ -97,7 +97,7 @@ class TopicTiers:
             self.lookup = KeyLookup(self, self.keyed)
         self._schemas: dict[int, pa.Schema] = {}
         self._partitioners: dict[int, Partitioner] = {}
-        # From here on the journal appends what it writes.
+        # From here on the journal appends its records to memory.
         self.state.memory = self.memory
 
     # -- facts -----------------------------------------------------------------------------------
@@ -109,11 +109,11 @@ class TopicTiers:
 
     @property
     def flushed(self) -> int:
-        """Return the offset below which everything is in files."""
+        """Return the offset below which all records are in files."""
         return self.disk.flushed(self.id)
 
     def facts(self, usage_ratio: float, now_us: int) -> MemoryFacts:
-        """Return the facts that the signals judge."""
+        """Return the values that the signals are evaluated on."""
         flushed = self.flushed
         unflushed = self.memory.unflushed(flushed)
         partition_bytes = unflushed.bytes
@@ -160,9 +160,9 @@ class TopicTiers:
         return self._partitioners[version]
 
     def _hole(self, first: int, end: int) -> SpecialRange:
-        """Return the range of offsets that the log has freed and no file holds.
+        """Return the range of offsets that the log has freed and no file has.
 
-        It is a gap only if no trace of files with these offsets is left.
+        It is a gap only if there is no trace of files with these offsets.
         """
         names = self.disk.damage.left_over(self.id)
         if self._tiers.suspect or any(name.first < end and name.end > first for name in names):
@@ -173,17 +173,17 @@ class TopicTiers:
     # -- loading after a start -------------------------------------------------------------------
 
     def ensure_loaded(self) -> None:
-        """Load everything into memory that no file holds; once after each start."""
+        """Load all records that no file has into memory; once after each start."""
         if not self.loaded:
             self.repairing(self._load)
 
     def _load(self) -> None:
         while not self._moving.acquire(timeout=WATCH_S):
-            # Another thread loads; a cancelled query does not wait for its end.
+            # Another thread loads the records; a cancelled query does not wait for it.
             check_watch()
         try:
             if self.keyed is not None and not self._has_vectors:
-                # Before anything is folded on top of the rows in files.
+                # Before any change is folded onto the rows in files.
                 self._rebuild_vectors(self.keyed)
             while not self.loaded:
                 check_watch()
@@ -203,9 +203,9 @@ class TopicTiers:
         """Yield offset, key and operation of every row in files.
 
         Raises:
-            Unavailable: a damaged file was written again; call once more.
+            Unavailable: a damaged file was written again; call again.
             CorruptionError: a damaged file cannot be written again.
-            FrazilError: the query that needs the rows is cancelled; partial results do no harm.
+            FrazilError: the query that needs the rows was cancelled; partial results are harmless.
         """
         disk = self.disk
         with disk.catalog.changing:
@@ -242,7 +242,7 @@ class TopicTiers:
             )
 
     def _make_room(self) -> None:
-        """Flush and evict what was loaded so far, if it exceeds its share of memory."""
+        """Flush and evict the records loaded so far, if they exceed their share of memory."""
         budget = self._tiers.settings.memory.budget_bytes
         if self.memory.bytes <= budget // LOAD_SHARE:
             return
@@ -252,7 +252,7 @@ class TopicTiers:
         except (Closed, Unavailable):
             if self.broken() or self.memory.bytes > budget:
                 raise
-            # There is room for the rest, and loaded records are readable without a file.
+            # Memory has room for the rest, and loaded records can be read without a file.
             return
         self.memory.evict(self.flushed)
 
@@ -276,20 +276,20 @@ class TopicTiers:
                 raise
             self._load_at = start
             return
-        # The journal has appended everything written since the start already, perhaps in one batch
-        # with older records.
+        # The journal has already appended all records since the start, perhaps in one batch with
+        # older records.
         end = self._load_end
         batches = [b.slice(0, end - b.offset) for b in piece.batches if b.offset < end]
         if version != self.state.codec.version:
-            # These batches may have either of the two versions: read them again.
+            # These batches may be of either version: read them again.
             return
         self.memory.load(batches, start=self.memory.start, version=version)
-        # Without progress only declared gaps are left.
+        # If there was no progress, only declared gaps remain.
         is_done = piece.offset_next <= self._load_at
         self._load_at = self._load_end if is_done else piece.offset_next
 
     def _pass_damage(self, error: CorruptionError) -> None:
-        """Continue after records that the log has lost; files record the loss, too."""
+        """Continue after records that the log has lost; files record the lost range, too."""
         following = error.details.get("offset_next")
         if not isinstance(following, int) or following <= self._load_at:
             raise error
@@ -301,7 +301,7 @@ class TopicTiers:
     # -- memory → disk ---------------------------------------------------------------------------
 
     def flush(self, end: int | None = None, *, reason: str = "asked") -> int:
-        """Move everything durable below `end` to the disk tier; return the new flushed offset.
+        """Move all durable records below `end` to the disk tier; return the new flushed offset.
 
         On return the records are in registered, synced files. On an error nothing has changed.
         """
@@ -321,7 +321,7 @@ class TopicTiers:
         # The first flush of a topic begins at the start of its log.
         first = self.flushed or self.memory.start
         if first >= target:
-            # Everything has expired unflushed.
+            # All records expired before they were flushed.
             return False
         folded = self._settle_ahead(target)
         with self.memory.lock:
@@ -329,7 +329,7 @@ class TopicTiers:
                 self.keyed.fold(target)
             chunks = [chunk for chunk in self.memory.snapshot(target) if chunk.end > first]
             end, chosen = cut_set(chunks, first, target)
-        # Taken after the chunks: none of them is of a newer version than these columns.
+        # Read after the chunks, so no chunk has a newer version than these columns.
         columns = self.runtime.codec.columns
         files = self._write_set(
             first,
@@ -385,7 +385,7 @@ class TopicTiers:
         """Fold and decode a slice at a time, releasing the topic's lock in between.
 
         Returns:
-            False if a damaged file prevents the fold. The changes are flushed all the same.
+            False if a damaged file prevents the fold. The changes are flushed nevertheless.
         """
         folded, before, now = True, (-1, -1), self._settled_to()
         while now != before:
@@ -394,7 +394,7 @@ class TopicTiers:
             self.memory.settle(target, budget_rows=SLICE_ROWS)
             now = self._settled_to()
             if now != before and min(now) < target:
-                # Without a pause this thread takes the lock again before another one wakes up.
+                # Without a pause this thread would take the lock again before another one wakes.
                 self._between_slices.wait(SLICE_PAUSE_S)
         return folded
 
@@ -416,7 +416,7 @@ class TopicTiers:
     def _rows(
         self, chunks: Sequence[Chunk], first: int, end: int, columns: Any
     ) -> Iterator[pa.RecordBatch]:
-        """Yield chunks as rows of a file: under the current columns, cut to `[first, end)`."""
+        """Yield chunks as rows of a file: with the current columns, cut to `[first, end)`."""
         for chunk in chunks:
             start = max(first - chunk.offset, 0)
             count = min(end, chunk.end) - chunk.offset - start
@@ -424,7 +424,7 @@ class TopicTiers:
                 yield self.file_rows(chunk.slice(start, count), columns)
 
     def file_rows(self, chunk: Chunk, columns: Any) -> pa.RecordBatch:
-        """Return a chunk's records in the layout of files, under the current columns."""
+        """Return a chunk's records in the layout of files, with the current columns."""
         if chunk.version != columns.version:
             batch = self.convert(chunk.version, chunk.batch, columns)
             times = chunk.times
@@ -441,7 +441,7 @@ class TopicTiers:
     def convert(self, version: int, batch: pa.RecordBatch, columns: Any) -> pa.RecordBatch:
         """Convert a batch from the version of its columns to the current one.
 
-        A keyed topic's batch may end with operation and bitmap.
+        A keyed topic's batch may end with `_op` and `_present`.
         """
         if version == columns.version or self.runtime.is_message:
             return batch
@@ -456,10 +456,10 @@ class TopicTiers:
         return pa.RecordBatch.from_arrays(read.columns, schema=pa.schema(fields))
 
     def row_batch(self, offset: int) -> pa.RecordBatch:
-        """Return the record at an offset in the layout of files, under the current columns.
+        """Return the record at an offset in the layout of files, with the current columns.
 
         Raises:
-            NotFound: if no tier holds it any more.
+            NotFound: if no tier has it any more.
         """
         columns = self.runtime.codec.columns
         with self.memory.lock:
@@ -475,7 +475,7 @@ class TopicTiers:
     # -- damaged files ---------------------------------------------------------------------------
 
     def busy(self) -> bool:
-        """Return whether this thread holds a lock of the topic; then it must not rebuild a file."""
+        """Return whether this thread holds a lock of the topic; then it must not rebuild files."""
         return any(_is_owned(condition) for condition in self._owned)
 
     def broken(self) -> dict[str, str]:
@@ -484,14 +484,14 @@ class TopicTiers:
         return {name: reason for (topic, name), reason in found.items() if topic == self.id}
 
     def repair(self) -> None:
-        """Rewrite damaged sets from the log as far as it has them; the caller holds no lock."""
+        """Rewrite damaged sets as far as the log has their records; the caller holds no lock."""
         for name, reason in self.broken().items():
             file = self.disk.picture(self.id).by_name.get(name)
             if file is not None:
                 self.disk.damage.report(file, reason)
 
     def repairing(self, call: Callable[[], T]) -> T:
-        """Call; on a damaged file rewrite it without locks and call once more."""
+        """Call a function; if a file is damaged, rewrite it without locks and call again."""
         try:
             return call()
         except Unavailable:
@@ -501,7 +501,7 @@ class TopicTiers:
             return call()
 
     def releasable(self, end: int) -> int:
-        """Return the offset below which the log may free records: it keeps those of damaged sets."""
+        """Return the offset below which the log may free records; it keeps damaged sets."""
         broken = self.broken()
         if not broken:
             return end
@@ -563,23 +563,23 @@ class TopicTiers:
         return ends[0] if flushed and ends else None
 
     def _gap_freed(self, first: int, end: int, chunks: Sequence[Chunk]) -> list[SpecialRange]:
-        """Return the declared gap that the log has freed together with the records before it."""
+        """Return the declared gap that the log freed together with the records before it."""
         end = min(end, self.state.start, chunks[0].offset if chunks else end)
         if first >= end or self._gaps(first, end):
             return []
         return [SpecialRange(first, end, RANGE_GAP, "declared gap, freed by the log")]
 
     def settle(self, rows_max: int) -> None:
-        """Decode, join and fold some new records; for the background thread."""
+        """Decode, join and fold some new records, in the background thread."""
         memory, keyed = self.memory, self.keyed
         end = self.state.durable
         try:
             if keyed is not None:
                 keyed.fold(end, budget_rows=rows_max)
-                # Look-ups search the keys of the unfolded tail, which decoding would empty.
+                # Look-ups search the tail for unfolded keys, and decoding would empty the tail.
                 end = keyed.folded_to
         finally:
-            # Also if a damaged file prevents the fold.
+            # Decode also if a damaged file prevents the fold.
             if memory.tail:
                 memory.settle(end, budget_rows=rows_max)
                 memory.merge_small()
@@ -587,7 +587,7 @@ class TopicTiers:
     # -- eviction --------------------------------------------------------------------------------
 
     def evict(self, *, before_us: int | None) -> int:
-        """Drop flushed records from memory: all, or those older than a time; return the bytes."""
+        """Drop all flushed records, or those older than a time, from memory; return their bytes."""
         flushed = self.flushed
         if before_us is None:
             return self.memory.evict(flushed)
@@ -630,7 +630,7 @@ def has_objects(spec: TopicSpec, settings: Settings) -> bool:
 
 
 def check_objects_option(name: str, options: Mapping[str, object], settings: Settings) -> None:
-    """Refuse the option `objects` where there is no object store.
+    """Refuse the option `objects` without an object store.
 
     Raises:
         InvalidRequest: set `objects.store`.
@@ -651,5 +651,5 @@ def _is_owned(condition: threading.Condition) -> bool:
 
 
 def _partitions(chunk: Chunk, partitioner: Partitioner) -> dict[str, int]:
-    """Return how many records of a chunk are of each partition; counted once."""
+    """Return the number of a chunk's records in each partition; cached."""
     return chunk.cached("partitions", lambda: partitioner.counts(chunk.batch))

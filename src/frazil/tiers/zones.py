@@ -1,4 +1,4 @@
-"""The zones of the memory budget: whole numbers in, a zone and a delay out. No clock, no lock."""
+"""The zones of the memory budget: pure functions of whole numbers, without clock or lock."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ZONES: Final = ("green", "yellow", "red")
 
 MILLION: Final = 1_000_000
 YELLOW_RATIO: Final = 0.6
-"""Publishes are delayed from this use of the budget on."""
+"""The use of the budget from which on publishes are delayed."""
 RED_RATIO: Final = 0.8
-"""Publishes wait and everything is flushed from this use of the budget on."""
+"""The use of the budget from which on publishes wait and all topics are flushed."""
 HYSTERESIS_RATIO: Final = 0.05
-"""A zone is left when use is this far below the mark that entered it."""
+"""A zone ends when use is this far below the mark at which it began."""
 DELAY_MS_PER_POINT: Final = 5
-"""A publish is delayed by this for each point of use above yellow."""
+"""The delay of a publish for each point of use above the yellow mark."""
 
 
 class Zones(NamedTuple):
@@ -52,7 +52,7 @@ class Zones(NamedTuple):
         return above * self.delay_ms_per_point / (self.budget_bytes * (MILLION // 100) * 1000)
 
     def room_bytes(self, level: int, used_bytes: int) -> int:
-        """Return how many bytes more lead into the next zone; red has no next one."""
+        """Return the bytes that are left until the next zone; red has no next zone."""
         if level == RED:
             return self.budget_bytes
         mark = self.yellow if level == GREEN else self.red
