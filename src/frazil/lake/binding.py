@@ -1,7 +1,8 @@
 """Bind a topic to its table: create it with everything the protocol needs, or check it.
 
-Done by PyIceberg, without Spark, before the first plan. Binding again, from two programs at once,
-or after a crash in the middle comes to the same: what is there is checked, what is missing is made.
+PyIceberg does this, without Spark, before the first plan. Binding is idempotent, also from two
+programs at once or after a crash in the middle: existing parts are checked, missing parts are
+created.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ def bind(
     clock: Clock,
     columns: Callable[[int], pa.Schema] | None = None,
 ) -> int:
-    """Make or check the table of a topic and its side table; return the version of its columns.
+    """Create or check the table of a topic and its side table; return the version of its columns.
 
-    An existing table may stand at an earlier version of the topic's columns, which `columns` then
-    gives; `evolve` brings it further. Changed properties are left alone.
+    An existing table may have an earlier version of the topic's columns, which `columns` then
+    returns; `evolve` updates the table. Changed properties stay as they are.
 
     Raises:
         InvalidRequest: a type, name or partition column that a table cannot have.
-        Conflict: the table exists and is not this topic's, or has other columns; with the fix.
+        Conflict: the table exists and belongs to another topic, or has other columns; with the fix.
         Unavailable: catalog or warehouse cannot be reached or written; with the setting.
     """
     check_lake_schema(definition.schema, definition.partition_by)
@@ -109,7 +110,7 @@ def table_properties(definition: TableDefinition, *, side: bool = False) -> dict
         **{end_key(part, OFFSET_BEGIN): str(end) for part, end in definition.ends.items()},
     }
     if definition.partition_by and not side:
-        # A directory named by a value that is too long for one would stop the topic for good.
+        # A partition value too long for a directory name would stop the topic permanently.
         properties["write.object-storage.enabled"] = "true"
         properties["write.object-storage.partitioned-paths"] = "false"
     if definition.parts:
@@ -162,7 +163,7 @@ def _create_rejects(catalog: Catalog, definition: TableDefinition, clock: Clock)
 
 
 def _new_location(definition: TableDefinition, clock: Clock, *, suffix: str = "") -> str:
-    """Return a directory of its own, without the topic's name, in the warehouse."""
+    """Return a new directory in the warehouse, without the topic's name."""
     name = f"{definition.uid}-{clock.random_bytes(2).hex()}{suffix}"
     return f"{definition.root.rstrip('/')}/{name}"
 
@@ -236,7 +237,7 @@ def _checked(table: TableName, loaded: Loaded, definition: TableDefinition) -> T
         )
     if metadata.format_version != FORMAT_VERSION:
         raise Conflict(
-            "table has another format version than topics with a lake use: make it anew, or give the "
+            "table has another format version than topics with a lake use: recreate it or give the "
             "topic another name",
             table=table,
             format_version=metadata.format_version,

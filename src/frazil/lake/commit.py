@@ -67,11 +67,11 @@ STEPS: Final = (
 
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine asks for. `durable` has every part of the topic, not only the plan's.
+    """The engine's request. `durable` has every part of the topic, not only the plan's.
 
-    `held` is the first offset still held locally. `choice` and `rejects_allowed` are what an
-    operator decided, `chosen` the ends of the result that asked for it; they are given until a
-    result is `choice_spent`. Then `remembered` becomes its ends, also where they are lower.
+    `held` is the first offset still held locally. `choice` and `rejects_allowed` are an operator's
+    decisions, `chosen` the ends of the result that required them; they are sent until a result is
+    `choice_spent`. Then `remembered` becomes its ends, also where they are lower.
     """
 
     plan: Plan
@@ -89,11 +89,11 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitResult(msgspec.Struct, kw_only=True):
-    """What became of a plan. `ends` is where the table stands, whatever the state.
+    """The outcome of a plan. `ends` are the table's watermarks in every state.
 
-    `committed` and `already`: the plan is in the table. `replan`: the table stands below it; make
-    another from `ends`. `stopped`: an operator has to decide, `reason` is a machine word and
-    `message` a sentence. `contended`: others commit all the time; try again in a minute.
+    `committed` and `already`: the plan is in the table. `replan`: the watermark is below the plan;
+    make another from `ends`. `stopped`: an operator has to decide, `reason` is a machine word and
+    `message` a sentence. `contended`: other programs commit all the time; try again in a minute.
     """
 
     state: Literal["committed", "already", "replan", "stopped", "contended"]
@@ -117,7 +117,7 @@ class CommitResult(msgspec.Struct, kw_only=True):
 
 
 class Verdict(NamedTuple):
-    """What becomes of the records of a plan from given offsets on: a pure function of them."""
+    """The rows and rejects of a plan from given offsets on: a pure function of its records."""
 
     rows: Rows
     rejects: Rows
@@ -156,7 +156,7 @@ def commit(
 
 
 class CommitAttempt:
-    """One call of `commit`: counts its failures, and remembers what its looks have shown."""
+    """One call of `commit`: its failure counts and the results of its looks at the table."""
 
     def __init__(
         self,

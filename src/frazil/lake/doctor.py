@@ -30,7 +30,7 @@ _SETUP: Final = "run frazil lake setup, or frazil lake setup --jars DIR without 
 
 
 class Check(NamedTuple):
-    """One thing that was looked at: what was found, and what to do if it is not right."""
+    """One check: its result, and the remedy if it failed."""
 
     name: str
     ok: bool

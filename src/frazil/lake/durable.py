@@ -1,10 +1,10 @@
-"""What a table has taken is on the disk before anybody lets go of the records it came from.
+"""Sync the files of a table before the engine releases the committed records.
 
-Spark and Iceberg write files without syncing them; a catalog syncs its own metadata at most. So the
-files that the newest snapshots added, and the directories that name them, are synced here: by the
-worker before a commit is answered, by the engine before a first look moves a watermark. A file that
-is not whole was lost with the machine's power: the records are still held, and stay so.
-Storage that is not a file system of this machine syncs by itself and is skipped.
+Spark and Iceberg write files without syncing them; a catalog syncs its own metadata at most. So
+this module syncs the files that the newest snapshots added, and their directories: the worker
+before it answers a commit, the engine before its first look moves a watermark. An incomplete file
+was lost in a power failure: its records are still held and are not released. Storage outside this
+machine's file systems does its own syncing and is skipped.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ LOOKS_MAX: Final = 5
 PATHS: Final = ("write.data.path", "write.metadata.path", "write.object-storage.path")
 """Properties that put a table's files outside of its location."""
 _UNABLE: Final = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-"""What a file system says that cannot sync this kind of file at all."""
+"""The errors of a file system that cannot sync this kind of file at all."""
 _UNREADABLE: Final = (ValueError, EOFError, LookupError, TypeError, AssertionError)
-"""What PyIceberg raises for an Avro file that is none."""
+"""The errors that PyIceberg raises for an invalid Avro file."""
 
 
 def settled_ends(remembered: Ends, choice: Choice, chosen: Ends) -> Ends:
-    """Return up to where a table is known to be synced, by part.
+    """Return the offsets up to which a table is known to be synced, by part.
 
-    Nothing is remembered before it was synced. But the rows of a replay are below what is
-    remembered: then the table was settled up to where it stood at the choice.
+    An end is remembered only after its sync. But the rows of a replay are below the remembered
+    ends: then the table is settled up to its watermark at the time of the choice.
     """
     if not choice:
         return remembered
@@ -60,18 +60,19 @@ def settled_ends(remembered: Ends, choice: Choice, chosen: Ends) -> Ends:
 def make_durable(
     catalog: Catalog, table: TableName, settled: Ends, *, file_system: FileSystem
 ) -> None:
-    """Sync what the snapshots of `main` added above the watermarks that are settled.
+    """Sync the files that the snapshots of `main` added above the settled watermarks.
 
     Raises:
         NotFound: there is no such table.
         Unavailable: catalog or storage cannot be reached.
-        CorruptionError: a file of a commit of ours is gone, not whole, or cannot be synced.
+        CorruptionError: a file of one of Frazil's commits is missing, incomplete, or cannot be
+            synced.
     """
     for _attempt in range(LOOKS_MAX):
         wrong = _synced(catalog, table, settled, file_system)
         if not wrong:
             return
-        # A snapshot that was expired meanwhile took its files along.
+        # A snapshot that expired since then has no files any more.
         now = parse_metadata(load(catalog, table).metadata, table)
         for snapshot in now.snapshots:
             if snapshot.snapshot_id in wrong:

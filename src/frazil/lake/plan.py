@@ -1,8 +1,8 @@
-"""Plans: which staged files go into a table with one commit. Pure: no Spark, no files, no clock.
+"""Plans: the staged files of one commit into a table. Pure: no Spark, no files, no clock.
 
 A plan names whole flush sets of one schema version and the range of offsets `[lo, hi)` they cover.
-It is persisted before it runs and never made anew on a retry; where the table stands in the middle
-of the range, rows are filtered, not files.
+A plan is persisted before it runs, and a retry uses the same plan. If the table's watermark is
+inside the range, rows are filtered, not files.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StagedFile(msgspec.Struct, frozen=True):
 
 
 class PartRange(msgspec.Struct, frozen=True):
-    """What a plan takes of one topic, or of one part of a partitioned one: all of `[lo, hi)`.
+    """A plan's range of one topic, or of one part of a partitioned one: all of `[lo, hi)`.
 
     `gaps` are the offsets `[first, end)` within the range that have no record.
     """
@@ -123,7 +123,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagedSet(NamedTuple):
-    """One flush set of the disk tier: the unit that plans are made of."""
+    """One flush set of the disk tier: the unit of plans."""
 
     first: int
     end: int
@@ -133,7 +133,7 @@ class StagedSet(NamedTuple):
 
 
 class PartSets(NamedTuple):
-    """The sets of one topic or part, in order, and where its table stands."""
+    """The sets of one topic or part, in order, and the table's watermark."""
 
     part: int
     topic: int

@@ -29,11 +29,11 @@ EPOCH: Final = "/lake/epoch"
 
 
 class OperatorOverrides(msgspec.Struct, frozen=True):
-    """What survives a restart: an operator's decisions, and the end of the lineage.
+    """The persisted operator decisions, and the end of the lineage.
 
-    `chosen` is where the table stood when the choice was made. `lineage_ends` is where this log ended
-    when it was opened, until a look at the table was good: if the log is an older copy, what was
-    published since has offsets that the table has given to other records.
+    `chosen` are the table's watermarks at the time of the choice. `lineage_ends` are the log's ends
+    when it was opened, kept until a look at the table succeeds: if the log is an older copy,
+    records published since then have offsets that the table has for other records.
     """
 
     paused: bool = False

@@ -67,7 +67,7 @@ class RejectKey(NamedTuple):
 
 
 class Reject(msgspec.Struct, frozen=True, kw_only=True):
-    """One record that the table could not take, without the record itself."""
+    """One record that the table rejected, without its content."""
 
     key: RejectKey
     time_us: int
@@ -335,7 +335,7 @@ class TopicRejects:
     def _published(
         self, prepared: Sequence[tuple[RejectKey, TopicRuntime, list[Any]]]
     ) -> list[Ack]:
-        """Publish records, each by a producer of its own; durable on return."""
+        """Publish records, each by a separate producer; durable on return."""
         waiting: list[Pending] = []
         for key, runtime, frames in prepared:
             wait_admitted(runtime)

@@ -82,7 +82,7 @@ class Lake:
         )
         self._needs = 0
         self._worker_uri = ""
-        """Where the catalog listened when the worker was started."""
+        """The catalog's address at the start of the worker."""
         self._opened_at = engine.clock.monotonic()
         self._lock = threading.Lock()
         self._turn = threading.RLock()
@@ -245,7 +245,7 @@ class Lake:
             topic.waits.delay = topic.why or self.worker.why
 
     def _is_wanted(self) -> bool:
-        """Return whether topics are to be committed, which takes the catalog and Spark."""
+        """Return whether there are topics to commit, which needs the catalog and Spark."""
         active = [each for each in self.topics.values() if each.state in {"starting", "running"}]
         if not active or self._task.stopping:
             return False
@@ -368,8 +368,8 @@ class Lake:
 
         Args:
             topic: one topic; all without it.
-            replay: the table was rolled back or is gone: move its rows again.
-            accept: the table was rolled back, or records are held nowhere any more: go on without.
+            replay: the table was rolled back or dropped: move its rows again.
+            accept: the table was rolled back, or records are no longer held: continue without them.
             rejects: let a plan with too many rejects through.
         """
         if replay and accept:
@@ -458,7 +458,7 @@ class Lake:
 
     @contextlib.contextmanager
     def needed(self) -> Iterator[None]:
-        """Keep Spark running meanwhile, whatever state the topics are in; this commits nothing."""
+        """Keep Spark running in this context, in any state of the topics; this commits nothing."""
         with self._lock:
             self._needs += 1
         self.begin()
@@ -644,7 +644,7 @@ def _only_in_the_log(runtime: TopicRuntime, first: int) -> tuple[int, int]:
 
 
 READY_S: Final = 5.0
-"""How long a call waits for a catalog that is being started again."""
+"""The time that a call waits for a restarting catalog."""
 
 
 class LakeCatalog:
@@ -708,7 +708,7 @@ class LakeCatalog:
         return self._process
 
     def _warehouse(self) -> str:
-        """Return the directory of the tables; checked here, because the catalog could only die of a wrong one.
+        """Return the checked directory of the tables; the catalog would exit with a wrong one.
 
         Raises:
             InvalidRequest: if it is no local path.

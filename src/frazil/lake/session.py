@@ -116,7 +116,7 @@ def session_conf(
 def _java_options(run_dir: str, scratch: str) -> str:
     """Return options for a small heap that ends the process when it is full.
 
-    A driver without memory answers nothing and never recovers; a dead one is started again.
+    A driver without memory answers nothing and never recovers; an ended one is restarted.
     """
     options = (
         "-XX:+UseSerialGC",

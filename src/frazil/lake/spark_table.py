@@ -126,7 +126,7 @@ class SparkTables:
                 self._spark._jsparkSession,  # noqa: SLF001 - as above
                 self._identifier(table),
             )
-            # Without a time of its own it would expire by age as well.
+            # Without an explicit time Iceberg would also expire snapshots by age.
             change = found.expireSnapshots().expireOlderThan(0)
             for sid in snapshots:
                 change = change.expireSnapshotId(sid)

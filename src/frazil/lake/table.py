@@ -42,7 +42,7 @@ __all__ = [
 TOPIC_ID: Final = "frazil.topic-id"
 OFFSET_END: Final = "frazil.offset-end"
 OFFSET_BEGIN: Final = "frazil.offset-begin"
-"""Where a table begins that was made when older records were held no more; it never changes."""
+"""The first offset of a table created after older records were released; it never changes."""
 ROWS_IN: Final = "frazil.rows-in"
 ROWS_OUT: Final = "frazil.rows-out"
 ROWS_REJECTED: Final = "frazil.rows-rejected"
@@ -82,13 +82,13 @@ def ends_of(properties: Mapping[str, str], of: str = OFFSET_END) -> Ends:
 
 @frozen(kw_only=True)
 class TableDefinition:
-    """What a table is made from.
+    """The specification of a new table.
 
-    `schema` are the topic's columns at `schema_version`, with their ids: of the first records that
-    go into a new table. `parts` is how many parts a partitioned topic has, 0 for one without.
-    `begin` is where the binding begins; nothing below it goes into the table. `sort_by` are the
-    names of columns that a rewrite of the table sorts by. `root` is the directory of its files;
-    each table has a directory of its own in it.
+    `schema` has the topic's columns at `schema_version`, the version of the first records of a new
+    table, with their ids. `parts` is the number of parts of a partitioned topic, 0 for other
+    topics. `begin` is the first offset of the binding; the table gets nothing below it. `sort_by`
+    are the columns by which a rewrite of the table sorts. `root` is the warehouse; each table has
+    its own directory in it.
     """
 
     topic: str
@@ -115,7 +115,7 @@ class TableDefinition:
 
 
 class RejectRatio(NamedTuple):
-    """How many of some records a table could not take."""
+    """The number of records, and of those that the table rejected."""
 
     records: int = 0
     rejects: int = 0
@@ -130,10 +130,10 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
     """A table's state by one version of its metadata.
 
     `summary_ends` are, by part, the highest in the summaries along the ancestors of `main`, None if
-    none is left that has any. (The newest is not enough: a snapshot without rows is no conflict for
-    a zombie's, so that the newest may stand below an older one.) Then `bound_ends` are the highest
-    `_offset` in the live files plus one, by part (from the files' metadata, by scan where a file
-    has no bound; empty for a table without rows).
+    none is left that has any. (The newest is not enough: a snapshot without rows does not conflict
+    with a zombie's, so the newest may have a lower end than an older one.) In that case
+    `bound_ends` are the highest `_offset` in the live files plus one, by part (from the files'
+    metadata, by scan where a file has no bound; empty for a table without rows).
     """
 
     sid: int | None
@@ -143,7 +143,7 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
     summary_ends: Ends | None
     property_ends: Ends
     begin_ends: Ends = {}
-    """Where the table began, by part; empty if it does not say so."""
+    """The table's first offsets, by part; empty if its properties have none."""
     bound_ends: Ends = {}
     strays: dict[int, tuple[int, int]] = {}
     """By part, the offsets that commits for another topic took since the table is `topic_id`'s."""

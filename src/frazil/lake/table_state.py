@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["look", "state_of"]
 
 UNBOUNDED: Final = 1 << 63
-"""Stands for a bound that a file's metadata does not have."""
+"""The marker for a bound that a file's metadata lacks."""
 
 
 def look(catalog: Catalog, table: TableName) -> TableState:

@@ -1,7 +1,7 @@
 """One topic with a lake: bind, look, plan, send, apply the result.
 
-One thread works for all topics; nothing here waits for a publish, and no publish waits for it. The
-table has the watermark: what is remembered here is only compared with it.
+One thread serves all topics. It never waits for a publish, and no publish waits for it. The table
+has the watermark; the remembered one is only compared with it.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ CONTENDED_PAUSE_S: Final = 60.0
 PLAN_TRIES: Final = 10
 KEYED: Final = "keyed tables come later"
 COUNTS: Final = ("commits", "rows", "rejected", "files", "bytes", "failures", "stops")
-"""What is counted since the engine was opened; failures are tried again, stops wait for an operator."""
+"""The counters since the engine was opened; a failure is retried, a stop needs an operator."""
 _RETRIED: Final = (Unavailable, CommitUnknown, Overloaded, Closed)
 
 State = Literal["starting", "running", "paused", "stopped", "waiting"]
 
 
 class LakeTopic:
-    """One topic with a lake. Only the lake's thread changes it; `waits` is for everybody."""
+    """One topic with a lake. Only the lake's thread changes it; any thread may use `waits`."""
 
     def __init__(self, lake: Lake, spec: TopicSpec, runtimes: Sequence[TopicRuntime]) -> None:
         self._lake = lake
@@ -93,16 +93,16 @@ class LakeTopic:
         self.reason = "keyed" if self.keyed else ""
         self.why = KEYED if self.keyed else ""
         self.step_name = ""
-        """How far the running commit is."""
+        """The current step of the running commit."""
         self.position: Ends = {}
         """The table's watermark when it was last loaded."""
         self.table_version: int | None = None
         self.results: deque[float] = deque(maxlen=100)
-        """How long the last commits took, in seconds."""
+        """The durations of the last commits, in seconds."""
         self.counts = dict.fromkeys(COUNTS, 0)
         self.last_commit_us: int | None = None
         self._opened: Ends = self.durable()
-        """Where the log ended when the engine was opened."""
+        """The log's ends when the engine was opened."""
         self._joined = False
         """A look has shown that the table has nothing but this log's records."""
         self._bound = False
@@ -110,7 +110,7 @@ class LakeTopic:
         self._held: dict[int, int] = {}
         self._cut_at = 0.0
         self._begun_at = -math.inf
-        """When the last commit was sent."""
+        """The time at which the last commit was sent."""
         self._behind_since: float | None = None
         self._more = False
         self._retry_at = 0.0
@@ -287,7 +287,7 @@ class LakeTopic:
 
     @contextlib.contextmanager
     def _failures_handled(self) -> Iterator[None]:
-        """Try again later after what may pass by itself; stop after anything else."""
+        """Retry later after a transient error; stop after any other."""
         try:
             yield
         except _RETRIED as error:

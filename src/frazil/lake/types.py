@@ -310,7 +310,7 @@ def _stored_character(character: str) -> str:
 
 
 def _check_paths(schema: pa.Schema) -> None:
-    """Refuse a column `a.b` together with a field `b` of a struct `a`: Iceberg's names are such paths."""
+    """Refuse a column `a.b` next to a field `b` of a struct `a`: Iceberg names are such paths."""
     seen: set[str] = set()
     for field in schema:
         for path in _paths(field, field.name):

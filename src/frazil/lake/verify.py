@@ -76,10 +76,10 @@ EXIT_CODES: Final[dict[Verdict, int]] = {
 
 
 class PartFacts(msgspec.Struct, frozen=True):
-    """What the log knows of one part: the ranges `[first, end)` that have no record.
+    """The log's view of one part: the ranges `[first, end)` that have no record.
 
-    `lost` are those that had one which the log and the tiers have lost: the table may have it.
-    `committed` is how far the table has been seen to be: a table may be rolled back.
+    `lost` are those whose records the log and the tiers have lost: the table may have them.
+    `committed` is the highest watermark seen in the table: a table may be rolled back.
     """
 
     part: int
@@ -111,7 +111,7 @@ class VerifyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One kind of damage: how often, and where first."""
+    """One kind of damage: its count and its first occurrence."""
 
     kind: Kind
     count: int
@@ -126,11 +126,11 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class VerifyResult(msgspec.Struct, kw_only=True):
-    """What was found in one snapshot of a table.
+    """The findings for one snapshot of a table.
 
-    The table must have every record between `begins` and `ends`, by part. `short` is where it ends
-    in the parts of which it has lost committed rows at its end. `skipped` are offsets that an
-    operator gave up, `adopted` offsets of another log.
+    The table must have every record between `begins` and `ends`, by part. `short` has its end in
+    the parts that have lost committed rows at the end. `skipped` are offsets that an operator gave
+    up, `adopted` offsets of another log.
     """
 
     topic: str
@@ -264,7 +264,7 @@ def verify_topic(
 ) -> VerifyResult:
     """Verify a topic's table; see `Lake.verify`.
 
-    Files of the disk tier that it is compared with are pinned meanwhile.
+    The compared files of the disk tier are pinned until it returns.
     """
     if topic.keyed:
         raise InvalidRequest("keyed tables come later", topic=topic.name)

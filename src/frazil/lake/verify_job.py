@@ -215,10 +215,10 @@ class _Rows:
         return self._spark.read.option("versionAsOf", str(sid)).table(name)
 
     def _now(self, loaded: _Loaded) -> DataFrame:
-        """Return a table at the snapshot that was looked at, with the columns of today.
+        """Return a table at the examined snapshot, with the current columns.
 
-        A snapshot has the columns of its own time: where they have changed since, the table itself
-        is read, and `examine` checks that it did not move meanwhile.
+        A snapshot has the columns of its time. If they have changed since, the current table is
+        read, and `examine` checks that its snapshot did not change.
         """
         pinned = self._at(loaded.table, loaded.view.sid)
         if pinned.schema == self._at(loaded.table, None).schema:

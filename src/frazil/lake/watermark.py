@@ -1,7 +1,7 @@
-"""Where a table stands, and what that means for a plan: the pure part of the commit protocol.
+"""The watermarks of a table and the decision for a plan: the pure part of the commit protocol.
 
-`docs/internals/lake.md` has the table of cases. A part that is done or stands in the middle of its
-range is handled by itself; a reason to stop in any part stops the whole.
+`docs/internals/lake.md` has the table of cases. A part that is done, or whose watermark is inside
+its range, is handled alone; a reason to stop in any part stops the whole plan.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ ROLLED_BACK: Final = "rolled_back"
 MISSING_RANGE: Final = "missing_range"
 
 Choice: TypeAlias = Literal["", "replay", "accept"]
-"""What the operator chose for a table that was rolled back: move its rows again, or go on without.
+"""The operator's choice for a table that was rolled back: move its rows again, or accept it.
 
 `accept` also continues after a range that is held nowhere any more.
 """
 
 
 class Known(NamedTuple):
-    """What this side knows, by part; every part of the topic is in `durable`.
+    """The engine's knowledge, by part; every part of the topic is in `durable`.
 
     `remembered` is the highest watermark ever seen in the table, `durable` the log's, `held` the
-    first offset that is still held locally. `chosen` is where the table stood when the operator
-    made the `choice`: a table below that has been rolled back once more.
+    first offset that is still held locally. `chosen` are the table's watermarks when the operator
+    made the `choice`: a table below them has been rolled back once more.
     """
 
     topic_id: str
@@ -62,35 +62,35 @@ class Known(NamedTuple):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: `move` the rows from `starts` on, or nothing.
+    """The decision for a plan: `move` the rows from `starts` on, or one of three others.
 
-    `done`: all of it is in the table. `replan`: the table stands below the plan's first offset
-    and all from there on is held, so another plan has to be made from `marks`. `stop`: nothing may
-    be written or released until an operator has decided.
+    `done`: the table has all of it. `replan`: the watermark is below the plan's first offset and
+    all records from there on are held, so another plan has to be made from `marks`. `stop`: nothing
+    may be written or released until an operator has decided.
     """
 
     case: Literal["move", "done", "replan", "stop"]
     reason: str = ""
     message: str = ""
     marks: Ends
-    """Where the table stands, by part, the operator's choice included; all parts it knows."""
+    """The watermarks of all known parts, with the operator's choice applied."""
     stated: Ends
     """The watermark that the table itself states."""
     choice_spent: bool = False
-    """The table has come to where the operator's choice was to bring it: forget the choice."""
+    """The operator's choice has had its effect: forget it."""
     starts: Ends = {}
-    """Where to begin, for the parts of the plan that are not done."""
+    """The first offset to move, for the parts of the plan that are not done."""
     rows: int = 0
-    """How many records the plan has from `starts` on."""
+    """The number of records of the plan from `starts` on."""
 
 
 def watermarks(view: TableState, remembered: Ends) -> tuple[Ends, bool]:
-    """Return where a table stands, by part, and whether the table alone says so.
+    """Return the watermarks by part, and whether they come from the table alone.
 
-    A summary has it exactly; so does a table without any snapshot, as expiry never takes the
-    current one. If only foreign snapshots are left, what is left is the highest of three lower
-    bounds, of which none alone is enough: the property may be old, rows at the end may have been
-    rejected, the memory may have been lost.
+    A summary has the exact watermark. A table without any snapshot is exact as well, as expiry
+    never removes the current one. If only foreign snapshots are left, the result is the highest of
+    three lower bounds. None of them is enough alone: the property may be old, the last rows may
+    have been rejected, the remembered ends may have been lost.
     """
     if view.summary_ends is not None:
         return dict(view.summary_ends), True
@@ -111,7 +111,7 @@ def stray_starts(view: TableState, remembered: Ends, durable: Ends) -> Ends:
 
 
 def rejects_state(view: TableState, marks: Ends) -> TableState:
-    """Return what a side table says, given where its main table stands: that much is settled."""
+    """Return a side table's state; rows below its main table's watermarks are settled."""
     strays = {
         part: (max(first, marks.get(part, 0)), end)
         for part, (first, end) in view.strays.items()

@@ -29,7 +29,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Request(msgspec.Struct, tag_field="type", tag="request", omit_defaults=True):
-    """What the engine asks: `op` is hello, ping, commit, maintain or verify."""
+    """A request of the engine: `op` is hello, ping, commit, maintain or verify."""
 
     id: int
     op: str
@@ -37,7 +37,7 @@ class Request(msgspec.Struct, tag_field="type", tag="request", omit_defaults=Tru
 
 
 class Answer(msgspec.Struct, tag_field="type", tag="answer", omit_defaults=True):
-    """What the worker says: `state` is progress, done or failed.
+    """An answer of the worker: `state` is progress, done or failed.
 
     A failure has `error` (the class of Frazil's tree by its `code`), one sentence in `message` and
     the facts in `body`.

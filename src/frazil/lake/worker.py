@@ -1,9 +1,9 @@
-"""The lake worker: the process that runs Spark for an engine, and nothing without it.
+"""The lake worker: the process that runs Spark for one engine.
 
-It is stateless. The engine plans, persists and releases; the worker commits the plan it is given,
-and whatever it was at when it died is looked at and done again by the next one. Its main thread
-reads the socket and answers at once, jobs run in threads of their own. It ends, its JVM with it,
-when the socket does.
+The worker is stateless. The engine plans, persists and releases; the worker commits the plan it
+gets. After a crash the next worker looks at the table and repeats the unfinished work. The main
+thread reads the socket and answers at once; jobs run in separate threads. The worker and its JVM
+end when the socket closes.
 
     python -m frazil.lake.worker --socket DESCRIPTOR --epoch N
 """
@@ -46,7 +46,7 @@ EXIT_ENGINE_GONE: Final = 4
 
 
 class Worker:
-    """One worker over one connection.
+    """One worker with one connection.
 
     Args:
         connection: the engine's socket.
@@ -127,7 +127,7 @@ class Worker:
             facts = {"jobs": self._jobs.running(), "ready": self._jobs.ready}
             self.answer(Answer(request.id, "done", facts))
         elif request.op == "hello":
-            # In a thread, so that pings are answered meanwhile.
+            # In a thread, so that pings are answered during the start.
             threading.Thread(
                 target=self._start, args=(request,), name="frazil-lake-start", daemon=True
             ).start()
@@ -180,7 +180,7 @@ class Worker:
         pause = threading.Event()
         while not self._ending:
             pause.wait(WATCH_SECONDS)
-            # One that is being ended dies, too: its scratch files are still to go.
+            # The JVM of an ending worker stops too; its scratch files have yet to be removed.
             if self._spark is not None and not self._spark.alive() and not self._ending:
                 warn("lake_spark_died", epoch=self._epoch)
                 os._exit(EXIT_LOST)

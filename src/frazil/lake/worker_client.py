@@ -1,8 +1,7 @@
-"""Keep one lake worker alive: start it, talk to it, notice that it died or hangs, start the next.
+"""Supervise one lake worker: start it, send requests, detect a crash or hang, restart it.
 
-The worker is stateless and expendable: whatever it was at when it was lost is looked at in the
-table and done again. One thread calls everything here; a second one only waits for the worker's
-messages and puts them into a box.
+The worker is stateless: after its loss the engine looks at the table and repeats the unfinished
+work. One thread calls every method; a second one only reads the worker's messages into a queue.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ __all__ = [
 ]
 
 RESTART_PAUSES_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""How long to wait before the next start, after so many that came to nothing."""
+"""The pause before the next start, by the number of failed starts."""
 STEADY_S: Final = 60.0
-"""A worker that lasted so long was a good one: the next starts after the first pause."""
+"""A worker that ran so long resets the pauses: the next starts after the first pause."""
 START_TIMEOUT_S: Final = 600.0
 """A worker that is not ready after this time is replaced; the first start fetches jars."""
 SILENT_S: Final = 60.0
-"""A worker that answers nothing for so long is replaced. The fence makes a late worker harmless, so
+"""A worker that is silent for so long is replaced. The fence makes a late worker harmless, so
 patience costs nothing, and a starved machine answers late."""
 PING_S: Final = 2.5
 STOP_TIMEOUT_S: Final = 60.0
@@ -71,7 +70,7 @@ def error_of(answer: Answer) -> FrazilError:
 
 
 class WorkerProcess(subprocess.Popen[bytes]):
-    """A child in a process group of its own: a signal for the terminal does not reach it."""
+    """A child in a separate process group: signals of the terminal do not reach it."""
 
     def kill(self) -> None:
         """End the process and its children: Java must not outlive the worker."""
@@ -89,14 +88,14 @@ class Launched(NamedTuple):
 
 
 class _Talk:
-    """One worker from its start to its end."""
+    """One run of the worker process."""
 
     def __init__(self, epoch: int, launched: Launched, now: float) -> None:
         self.epoch = epoch
         self.process, self.connection = launched
         self.begun = now
         self.heard: float | None = None
-        """When the last answer arrived; None before the first one."""
+        """The time of the last answer; None before the first one."""
         self.pinged = now
         self.ready = False
         self.waiting: dict[int, Callable[[Answer], None]] = {}
@@ -138,9 +137,9 @@ class LakeWorker:
         self.wanted = False
         self.starts = 0
         self.why = ""
-        """Why the last worker ended, or what the next one waits for; empty while one works."""
+        """The reason why no worker runs: the last one's end or a pause; empty while one works."""
         self.refused = ""
-        """Why no worker can be started, if the last ones said so themselves: Java is missing."""
+        """The reason why no worker can start, as the last ones reported it, e.g. a missing Java."""
         self._refusals = 0
 
     # -- what it is --------------------------------------------------------------------------------
@@ -283,7 +282,7 @@ class LakeWorker:
         self._send(talk, "hello", body, lambda answer: self._greeted(talk, answer))
 
     def _listen(self, talk: _Talk) -> None:
-        """Queue every answer of the worker for `step`; runs in a thread of its own."""
+        """Queue every answer of the worker for `step`; it runs in a separate thread."""
         try:
             while True:
                 found = receive(talk.connection)
@@ -352,7 +351,7 @@ class LakeWorker:
     # -- the end -----------------------------------------------------------------------------------
 
     def stop(self, pause: Callable[[float], object]) -> None:
-        """End the worker; a commit under way gets its time, and its answer is taken in.
+        """End the worker; a running commit gets time to finish, and its answer is applied.
 
         `pause` waits so many seconds, or less when there is something new.
         """
@@ -361,7 +360,7 @@ class LakeWorker:
         if talk is None:
             return
         wait_s = STOP_TIMEOUT_S if talk.waiting else IDLE_STOP_S
-        # One that has not begun has nothing to finish.
+        # A worker that is not ready has no work to finish.
         deadline = self._clock.monotonic() + (wait_s if talk.ready else 0.0)
         if talk.ready:
             talk.ending = True

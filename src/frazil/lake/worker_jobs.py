@@ -1,7 +1,7 @@
-"""What a lake worker does: the operations of requests, and the threads that run them.
+"""The lake worker's operations, and the threads that run them.
 
-The engine imports this module too, so it imports neither Spark nor what an operation needs before
-it is asked for. One operation at a time runs for a table.
+The engine imports this module too, so Spark and the modules of an operation are imported at the
+operation's first request. One operation at a time runs for a table.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ JOBS_MAX: Final = 2
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs before it starts Spark; `settings` are all of them by dotted path."""
+    """The worker's options for the start of Spark; `settings` has all settings by dotted path."""
 
     data_dir: str
     settings: dict[str, Any]
@@ -141,7 +141,7 @@ def _converted(body: Mapping[str, Any], kind: type[Any]) -> Any:
 
 
 class SparkJob:
-    """One request while it is worked on, with everything that the worker has."""
+    """One running request of the worker, with its Spark session."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ LOG_FILES: Final = 3
 END_SECONDS: Final = 2.0
 RUN_PREFIX: Final = "spark-"
 SESSION_CONF: Final = {
-    # What the stages rely on; other values of these would change rows without a word.
+    # The stages depend on these; other values would change rows silently.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.storeAssignmentPolicy": "ANSI",
@@ -52,7 +52,7 @@ QUICK_CONF: Final = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     "spark.sql.parquet.columnarReaderBatchSize": "10000",
 }
-"""What saves time, unless the user sets it otherwise."""
+"""Faster defaults that the user's settings override."""
 STARTING: Final = "starting"
 _MB: Final = 1_000_000
 

@@ -21,7 +21,7 @@ ADDRESS_BYTES_MAX: Final = 1 << 16
 
 
 class CatalogAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a catalog listens, its token, and where its tables are."""
+    """A catalog's URI, its token and its warehouse."""
 
     uri: str
     token: str = ""

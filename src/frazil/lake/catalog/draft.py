@@ -242,7 +242,7 @@ class Draft:
         self._set("last-sequence-number", max(last, sequence))
 
     def _take_rows(self, snapshot: Json) -> None:
-        """Give the snapshot's rows their ids: each row of a table has one of its own for ever."""
+        """Assign row ids to the snapshot's rows: each row of a table has one permanent id."""
         first, following = _number(snapshot, "first-row-id"), self.metadata["next-row-id"]
         added = _number(snapshot, "added-rows")
         if first != following:
@@ -366,13 +366,13 @@ class Draft:
             if not metadata[key]:
                 raise bad_request("new table is not complete", missing=key)
             if all(item[id_key] != metadata[chosen] for item in metadata[key]):
-                # Nobody chose: an id that is not there would have been refused.
+                # The request set no default: an unknown id would have been refused.
                 metadata[chosen] = metadata[key][-1][id_key]
 
     def _trim_snapshot_log(self) -> None:
-        """Drop entries of snapshots that were current only within this commit, or that are gone.
+        """Drop entries of removed snapshots, and of those current only within this commit.
 
-        What stands before an entry that is gone is no history any more and goes with it.
+        Entries before a removed one are no longer part of the history and are dropped as well.
         """
         current = self.metadata["current-snapshot-id"]
         passing = self._snapshots_added - {current}

@@ -85,7 +85,7 @@ def check_inside(location: str, warehouse: str) -> None:
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """One metadata file: its location, its bytes as JSON, and what they say in complete form."""
+    """One metadata file: its location, its bytes as JSON, and the completed metadata."""
 
     location: str
     raw: bytes
@@ -213,9 +213,10 @@ class MetadataFiles:
         self._unlink(loaded.location)
 
     def delete_outgrown(self, base: Json, metadata: Json) -> None:
-        """Delete the files that `base` named as earlier ones and `metadata` does not any more.
+        """Delete the earlier metadata files that `base` lists and `metadata` no longer lists.
 
-        Only if the table wants it; only files of its own that have the name of a metadata file.
+        Only if the table's properties request it, and only the table's files with a metadata file's
+        name.
         """
         if str(metadata["properties"].get(DELETE_AFTER_COMMIT, "false")).lower() != "true":
             return

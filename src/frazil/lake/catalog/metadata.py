@@ -56,9 +56,9 @@ RESERVED: Final = frozenset(
         "default-sort-order",
     }
 )
-"""Properties that stand for parts of the metadata and are never stored as properties."""
+"""Reserved properties: they set parts of the metadata and are never stored as properties."""
 PERSISTED: Final = {"write.parquet.compression-codec": "zstd"}
-"""What the reference writes into every new table unless the request says otherwise."""
+"""The properties that the reference catalog writes into a new table by default."""
 
 
 def format_version_of(properties: Mapping[str, str]) -> int:
@@ -187,7 +187,7 @@ _REQUIRED: Final = (
 
 
 SEPARATOR: Final = "\x1f"
-"""What stands between the levels of a namespace in a path; in a row it is a dot."""
+"""The separator of namespace levels in a URL path; the catalog's rows use a dot."""
 NAME_CHARACTERS_MAX: Final = 255
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 

@@ -36,7 +36,7 @@ READY: Final = "frazil-catalog-ready "
 
 
 class CatalogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a catalog is served; the child gets them as JSON. Port 0 takes any free one.
+    """The options of a catalog server; the child gets them as JSON. Port 0 is any free one.
 
     The address file and the token are in `run_directory`. With `parent` the server ends with that
     process, with `log_path` its events go to a file.
@@ -51,7 +51,7 @@ class CatalogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CatalogProcess:
-    """The catalog's child process and the thread that keeps it alive.
+    """The catalog's child process and the thread that restarts it.
 
     Args:
         options: how it is started.
@@ -122,7 +122,7 @@ class CatalogProcess:
 
     @property
     def restarts(self) -> int:
-        """Return how often a child died by itself."""
+        """Return how many children ended without being stopped."""
         return self._deaths
 
     def stop(self) -> None:

@@ -36,7 +36,7 @@ _NUMBERS: Final = {
 
 
 class Requirement(msgspec.Struct, rename="kebab"):
-    """One requirement; each type has its own fields, those of the specification."""
+    """One requirement; each type has the fields of the specification."""
 
     type: Kind
     uuid: str = ""

@@ -1,7 +1,6 @@
-"""What each request of the REST specification means: a call in, an answer out. No sockets here.
+"""Handlers for the requests of the REST specification: a call in, an answer out. No sockets.
 
-`ROUTES` is the list of all of them; `app` serves it, and the list of endpoints that clients get
-comes from it.
+`ROUTES` lists all of them; `app` serves it and derives the clients' list of endpoints from it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Body = TypeVar("Body")
 
 @attrs.frozen
 class Call:
-    """One request, read whole."""
+    """One request with its whole body."""
 
     catalog: Catalog
     path: Mapping[str, str]

@@ -52,11 +52,11 @@ __all__ = ["Catalog", "TableChange"]
 LOCKS: Final = 64
 """Commits of tables that share a lock wait for each other."""
 ATTEMPTS_MAX: Final = 10
-"""How often a commit is built anew because another program swapped first."""
+"""The attempts of a commit when other programs swap the metadata first."""
 
 
 class TableChange(NamedTuple):
-    """What a commit asks of one table."""
+    """The requirements and updates of a commit for one table."""
 
     namespace: str
     name: str
@@ -244,7 +244,7 @@ class Catalog:
     def _build_all(self, changes: Sequence[TableChange]) -> list[_Built]:
         built: list[_Built] = []
         try:
-            # One by one: what is built when the next one is refused must be discarded.
+            # One by one: when a table is refused, the files built before it must be discarded.
             built.extend(self._build(change) for change in changes)
         except BaseException:
             self._discard(built)

@@ -1,4 +1,4 @@
-"""The catalog's rows in SQLite, in the layout of Iceberg's JdbcCatalog V1 and PyIceberg's SqlCatalog.
+"""The catalog's SQLite rows, in the layout of Iceberg's JdbcCatalog V1 and PyIceberg's SqlCatalog.
 
 A table is one row that names its newest metadata file; a commit swaps that name if it is still the
 one the commit was built on. Other programs may write the same file: nothing read here is kept.
@@ -81,7 +81,7 @@ _DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 
 
 class Swap(NamedTuple):
-    """One table's step: from the metadata file `expected`, None for a new table, to `new`."""
+    """The swap of one table's metadata file: from `expected`, None for a new table, to `new`."""
 
     namespace: str
     name: str
@@ -322,7 +322,7 @@ class Store:
             try:
                 yield connection
             except BaseException:
-                # After some errors SQLite has rolled back by itself.
+                # After some errors SQLite has already rolled back.
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise

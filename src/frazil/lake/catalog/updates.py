@@ -36,7 +36,7 @@ __all__ = [
 
 
 class _Update(msgspec.Struct, tag_field="action", rename="kebab"):
-    """One update; its tag is the specification's name."""
+    """One update; its tag is the name in the specification."""
 
 
 class AssignUuid(_Update, tag="assign-uuid"):

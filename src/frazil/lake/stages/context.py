@@ -1,4 +1,4 @@
-"""What the stages of one plan know: all of it fixed before the first of them runs."""
+"""The inputs that all stages of one plan share, fixed before the first stage runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Context", "Source"]
 
 @frozen
 class Source:
-    """What is read of one part: files, and the rows `[start, end)` of them.
+    """The input of one part: its files and the offsets `[start, end)` to read from them.
 
     `cut` is true if a file has rows outside of that range.
     """
@@ -40,7 +40,7 @@ class Source:
 
 @frozen
 class Context:
-    """One plan from given offsets on.
+    """One plan, its first offsets, and the columns of its topic and table.
 
     `schema` has the topic's columns at the plan's schema version, `table` those of the table.
     `raw` is true if the footers leave doubt whether all values fit.
@@ -60,17 +60,17 @@ class Context:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Return what is to be read; of a part that has no start, nothing."""
+        """Return the sources of the plan; a part without a start has none."""
         return tuple(sources_of(self.plan, self.from_offsets))
 
     @property
     def staged_bytes(self) -> int:
-        """Return the bytes of the files that are read."""
+        """Return the total size of the sources' files."""
         return sum(file.bytes for source in self.sources for file in source.files)
 
 
 def sources_of(plan: Plan, from_offsets: Ends) -> Iterator[Source]:
-    """Give what is read of each part that has anything left."""
+    """Yield the source of each part that has records left."""
     for each in plan.parts:
         source = _source(each, from_offsets)
         if source is not None and source.files:

@@ -18,7 +18,7 @@ __all__ = ["Difference", "difference", "shaped", "without_others"]
 
 
 class Difference(NamedTuple):
-    """The first field whose type in the table is not the topic's; a type is empty if it is missing."""
+    """The first field with another type in the table than in the topic; missing types are empty."""
 
     path: str
     found: str
