@@ -1,4 +1,4 @@
-"""The log: durable order. Frames, segments, recovery, the journal and its readers."""
+"""The log: the durable order of records. Frames, segments, recovery, the journal, its readers."""
 
 from __future__ import annotations
 

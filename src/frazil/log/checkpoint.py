@@ -1,6 +1,6 @@
 """The checkpoint at the start of each segment: tagged sections that hold the whole state. Pure.
 
-A section whose tag this version does not know is copied on unchanged into later checkpoints.
+A section with an unknown tag is copied unchanged into later checkpoints.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _encode = msgspec.msgpack.encode
 
 
 def encode_checkpoint(state: JournalState, *, lsn: int) -> bytes:
-    """Write the state out as a checkpoint's payload.
+    """Encode the state as a checkpoint's payload.
 
-    Frames after `lsn` follow it, even if the state has them already: applying them again is
-    harmless, and so recovery needs to know the state at its end only.
+    Frames after `lsn` follow the checkpoint even if the state includes them already: applying a
+    frame again is harmless. Recovery therefore needs only the state at the checkpoint's end.
     """
     topics = state.topics.values()
     sections: list[tuple[int, bytes]] = [
@@ -132,7 +132,7 @@ def encode_sections(sections: list[tuple[int, bytes]]) -> bytes:
 
 
 def decode_sections(data: bytes) -> list[tuple[int, bytes]]:
-    """Split tagged sections; raises `CorruptionError` when they do not add up."""
+    """Split tagged sections; raises `CorruptionError` when their lengths do not add up."""
     sections: list[tuple[int, bytes]] = []
     position = 0
     while position < len(data):
@@ -141,7 +141,7 @@ def decode_sections(data: bytes) -> list[tuple[int, bytes]]:
         tag, _zero, length = _SECTION.unpack_from(data, position)
         position += _SECTION.size
         if position + length > len(data):
-            raise CorruptionError("checkpoint section ends behind its frame", tag=tag)
+            raise CorruptionError("checkpoint section ends after its frame", tag=tag)
         sections.append((tag, data[position : position + length]))
         position += length
     return sections

@@ -1,4 +1,4 @@
-"""What the log needs to know of records: how a topic's records become a frame's payload.
+"""Codecs as the log sees them: a topic's records become a frame's payload.
 
 The codecs of tables and messages live in `frazil.topic`; the log knows payload bytes only.
 """
@@ -30,44 +30,44 @@ sender_of = itemgetter(6)
 
 
 class Payload(NamedTuple):
-    """A frame's payload and the fields that say how to read it."""
+    """A frame's payload and the fields needed to decode it."""
 
     kind: int
     flags: int
     data: Buffer
     size: int
     crc: int | None = None
-    """The CRC of `data`, if the producer has summed it already."""
+    """The CRC of `data`, if the producer has computed it already."""
 
 
 class Codec(Protocol):
     """Turns validated records of one schema version into a payload. Stateless and pure."""
 
     solo: bool
-    """An entry of this codec is a frame of its own."""
+    """An entry of this codec is always a separate frame."""
     version: int
     """The schema version its records were validated against."""
     tracked: bool
-    """`settled` reports to its records whether they were written."""
+    """Whether `settled` must report to the records that they were written."""
     readable: bool
-    """The in-memory records give the same result of a key look-up as the decoded frame."""
+    """Whether key look-ups give the same result on in-memory records and the decoded frame."""
 
     def encode(self, records: Sequence[Any]) -> Payload:
         """Encode records into one payload.
 
         Raises:
-            InvalidRequest: if a record cannot be encoded; the writer then finds which one.
+            InvalidRequest: if a record cannot be encoded; the writer then finds that record.
         """
 
     def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
         """Return codec and data under the topic's current schema, after it changed."""
 
     def settled(self, data: Any, *, many: bool, written: bool) -> None:
-        """Report to the records of an entry whether they were written; for tracked codecs only."""
+        """Report to an entry's records whether they were written; for tracked codecs only."""
 
 
 class Untracked:
-    """A codec whose records nothing depends on before they are written."""
+    """A codec without records that wait to be written."""
 
     tracked = False
     readable = False
@@ -77,7 +77,7 @@ class Untracked:
 
 
 class PlainCodec(Untracked):
-    """Records that are payload bytes and nothing else."""
+    """Records that consist of payload bytes only."""
 
     solo = False
     version = 0
@@ -109,7 +109,7 @@ class Control(NamedTuple):
 
 
 class TailEntry(NamedTuple):
-    """One frame's records as the memory tier gets them: the payload itself, nothing copied.
+    """One frame's records for the memory tier: the payload itself, nothing copied.
 
     `records` are the validated records of a keyed topic's row frame, whose keys need no decoding.
     """
@@ -144,7 +144,7 @@ class Sender(NamedTuple):
 
 if TYPE_CHECKING:
     Waiter = Any
-    """An asyncio future or a `Pending`; only the deliverer looks at it."""
+    """An asyncio future or a `Pending`; only `deliver` looks at it."""
     Entry = tuple[TopicState | None, Codec | None, Any, int, int, Waiter, Sender | None]
     """(topic, codec, data, count, bytes, waiter, sender).
 

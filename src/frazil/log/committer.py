@@ -1,4 +1,4 @@
-"""The thread that owns a journal: it takes all that waits, commits it, and wakes the waiters.
+"""The thread that owns a journal: it takes the queued entries, commits them, wakes the waiters.
 
 While it sleeps, `commit_here` lets another thread own the journal for one group.
 """
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from frazil.log.journal import Journal
 
 TICK_GROUPS: Final = 256
-"""Under constant load, what is due by time is looked at once in so many groups."""
+"""Under constant load, timed work is checked once in this many groups."""
 SECONDS_KEPT: Final = 2048
 QUEUE_RECORDS_MAX: Final = 100_000
-"""So many records may wait for the writer."""
+"""The limit of queued records."""
 QUEUE_WAIT_S: Final = 5.0
-"""A publish waits so long for room in the queue before it is refused."""
+"""How long a publish waits for room in the queue before it is refused."""
 HERE_S_MAX: Final = 0.002
-"""A caller commits on its own thread only if the last groups took no longer than this."""
+"""A caller commits on its own thread only if the last groups took at most this time."""
 HERE_BYTES_MAX: Final = 1 << 20
-"""A caller commits no more than this on its own thread."""
+"""The largest group that a caller commits on its own thread."""
 TICK_S_MAX: Final = 0.1
-"""After such a commit the journal's thread looks within this time for what is due."""
+"""After such a commit the journal's thread checks timed work within this time."""
 
 
 class Pending:
-    """An answer that is on its way: `result` waits for it. Used once, by one thread."""
+    """A future result: `result` waits for it. Used once, by one thread."""
 
     __slots__ = ("_lock", "_value")
 
@@ -49,16 +49,16 @@ class Pending:
         self._value: Any = ...
 
     def settle(self, value: Any) -> None:
-        """Give the answer; only the first one counts."""
+        """Set the result; only the first call counts."""
         if self._value is ...:
             self._value = value
             self._lock.release()
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for the answer, then return it or raise it.
+        """Wait for the result, then return it or raise it.
 
         Raises:
-            Unavailable: if it does not come in time; the outcome is then unknown.
+            Unavailable: if no result comes in time; the outcome is then unknown.
         """
         if not self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s):
             raise Unavailable("no answer in time", outcome="unknown", timeout_s=timeout_s)
@@ -88,14 +88,14 @@ class Committer:
         self._sleeping = False
         self._stopping = False
         self._owner = threading.Lock()
-        """Held by the thread that uses the journal."""
+        """Held by the current user of the journal."""
         self._tick_s = 0.0
-        """When the journal's thread wakes by itself."""
+        """When the journal's thread wakes without a signal."""
         self._usual_s = 0.0
-        """About how long the last groups took."""
+        """The recent duration of a group."""
         self._space_waiters: list[Callable[[], None]] = []
         self.seconds: deque[float] = deque(maxlen=SECONDS_KEPT)
-        """How long the last groups took, from the queue to their acks."""
+        """The durations of the last groups, from the queue to their acks."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -105,9 +105,9 @@ class Committer:
     # -- any thread ------------------------------------------------------------------------------
 
     def submit(self, *entries: Entry) -> bool:
-        """Put entries into the queue next to each other, all or none; False if it is full.
+        """Put entries into the queue, adjacent to each other, all or none; False if it is full.
 
-        More than the queue may hold is taken when it is empty: the caller has it in memory anyway.
+        An empty queue takes entries beyond its limit: the caller has them in memory anyway.
 
         Raises:
             Closed: if the journal is closed or has failed.
@@ -131,9 +131,9 @@ class Committer:
         return True
 
     def commit_here(self, entries: list[Entry]) -> bool:
-        """Commit entries on the caller's thread, their loop's, unless other work waits.
+        """Commit entries on the caller's thread (their loop's) unless other work is queued.
 
-        A small group needs no other thread: waking that one, and this one again, costs more than
+        A small group needs no other thread: waking that thread, and this one again, costs more than
         the sync does. Returns False if nothing was done: then `submit` the entries.
         """
         is_quick = self._sleeping and self._usual_s <= HERE_S_MAX and self.journal.failed is None
@@ -183,7 +183,7 @@ class Committer:
                 raise self.overloaded()
 
     def on_space(self, callback: Callable[[], None]) -> None:
-        """Call back once when the queue has been emptied next."""
+        """Call back once after the queue is emptied next."""
         with self._lock:
             self._space_waiters.append(callback)
 
@@ -198,7 +198,7 @@ class Committer:
 
     @property
     def queued(self) -> tuple[int, int]:
-        """Return the records and bytes that wait."""
+        """Return the number of queued records and bytes."""
         return self._records, self._bytes
 
     def call(self, function: Callable[[], Any], timeout_s: float | None = None) -> Any:
@@ -214,7 +214,7 @@ class Committer:
         return pending.result(timeout_s)
 
     def stop(self) -> None:
-        """Commit what waits, close the journal, end the thread."""
+        """Commit the queued entries, close the journal, end the thread."""
         with self._lock:
             self._stopping = True
             self._wake_thread()
@@ -248,7 +248,7 @@ class Committer:
         except BaseException as error:  # noqa: BLE001 - the thread's top: any bug is a fail-stop
             self.journal.fail(error)
             with self._lock:
-                # Nothing takes from the queue any more: later calls are refused at once.
+                # The queue is not read any more: later calls are refused at once.
                 self._stopping = True
             self._refuse_rest(entries, tasks)
         finally:
@@ -275,7 +275,7 @@ class Committer:
         return entries, tasks
 
     def _idle(self) -> bool:
-        """Wait for work or for what is due by time; False when it is time to end."""
+        """Wait for work or for timed work; False when the thread must end."""
         with self._lock:
             if self._entries or self._tasks:
                 return True
@@ -292,7 +292,7 @@ class Committer:
             self._owner.acquire()
         with self._lock:
             if not self._sleeping:
-                # It was woken between the time-out and here: take that signal off again.
+                # The thread was woken between the time-out and here: remove that signal.
                 self._wake.acquire()
             self._sleeping = False
         return True
@@ -302,7 +302,7 @@ class Committer:
     ) -> None:
         rest, tasks = self._take()
         error = self.journal.closed_error()
-        # Entries that were taken may have been written before the bug struck.
+        # Entries already taken may have been written before the bug struck.
         deliver(list(map(waiter_of, entries)), [self._unknown()] * len(entries))
         deliver(list(map(waiter_of, rest)), [error] * len(rest))
         for _function, pending in (*taken, *tasks):
@@ -324,7 +324,7 @@ def _run_task(function: Callable[[], Any], pending: Pending) -> None:
 
 
 def deliver(waiters: list[Waiter], results: Sequence[Ack | BaseException]) -> None:
-    """Hand results to their waiters: futures through their loops, the others directly."""
+    """Deliver results to their waiters: futures through their loops, the others directly."""
     by_loop: dict[Any, list[tuple[Any, Any]]] = {}
     for waiter, result in zip(waiters, results, strict=True):
         if isinstance(waiter, Pending):
@@ -332,13 +332,13 @@ def deliver(waiters: list[Waiter], results: Sequence[Ack | BaseException]) -> No
         else:
             by_loop.setdefault(waiter.get_loop(), []).append((waiter, result))
     for loop, answered in by_loop.items():
-        # A closed loop raises: nobody waits there any more.
+        # A closed loop raises: it has no waiters any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle_futures, answered)
 
 
 def settle_futures(answered: Iterable[tuple[asyncio.Future[Ack], Any]]) -> None:
-    """Settle futures on their own loop; cancelled ones are passed over."""
+    """Settle futures on their own loop; cancelled ones are skipped."""
     for future, result in answered:
         if not future.done():
             if type(result) is Ack:

@@ -1,6 +1,6 @@
-"""A set of acked offsets: all below one, and ranges above it. Pure.
+"""A set of acked offsets: all below one offset, and ranges above it. Pure.
 
-What a subscription stores of it, and the bytes, is in `frazil.log.cursor_state`.
+The stored form of a subscription's progress is in `frazil.log.cursor_state`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["RANGES_MAX", "Cursor", "gaps_of", "ranges_of"]
 
 RANGES_MAX: Final = 10_000
-"""Acked ranges above the contiguous one that a subscription may have."""
+"""The limit of acked ranges of a subscription above the contiguous one."""
 
 
 class Cursor:
@@ -49,12 +49,12 @@ class Cursor:
 
     @property
     def range_count(self) -> int:
-        """How many ranges stand above `acked_below`."""
+        """The number of ranges above `acked_below`."""
         return len(self._firsts)
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many ranges as a subscription may have."""
+        """Whether the cursor has the maximum number of ranges."""
         return len(self._firsts) >= RANGES_MAX
 
     @property
@@ -64,26 +64,26 @@ class Cursor:
 
     @property
     def acked_above(self) -> int:
-        """How many offsets above `acked_below` are acked."""
+        """The number of acked offsets above `acked_below`."""
         return sum(self._ends) - sum(self._firsts)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Give the half-open ranges above `acked_below`, ascending."""
+        """Yield the half-open ranges above `acked_below`, ascending."""
         return zip(self._firsts, self._ends, strict=True)
 
     def copy(self) -> Self:
-        """Return an equal cursor that changes on its own."""
+        """Return an equal, independent cursor."""
         other = type(self)(self.acked_below)
         other._firsts = self._firsts.copy()  # noqa: SLF001 - one of its own class
         other._ends = self._ends.copy()  # noqa: SLF001 - one of its own class
         return other
 
     def ack(self, offset: int) -> None:
-        """Count one offset as acked; again makes no difference."""
+        """Count one offset as acked; a repeat changes nothing."""
         self.ack_range(offset, offset + 1)
 
     def ack_range(self, first: int, end: int) -> None:
-        """Count `[first, end)` as acked; what is acked already makes no difference."""
+        """Count `[first, end)` as acked; offsets already acked are unaffected."""
         if end <= self.acked_below or end <= first:
             return
         firsts, ends = self._firsts, self._ends
@@ -96,8 +96,8 @@ class Cursor:
             firsts.append(first)
             ends.append(end)
             return
-        # Ranges that touch or overlap the new one: the first whose end reaches it, to the last
-        # whose start it reaches.
+        # Ranges that touch or overlap the new one: from the first range that ends at or after its
+        # start, to the last range that starts at or before its end.
         low = bisect_left(ends, first)
         high = bisect_right(firsts, end)
         if low < high:
@@ -107,17 +107,17 @@ class Cursor:
         ends[low:high] = [end]
 
     def _absorb(self) -> None:
-        """Take the lowest ranges into `acked_below` if it reached them."""
+        """Merge the lowest ranges into `acked_below` when it reaches them."""
         firsts, ends = self._firsts, self._ends
         count = bisect_right(firsts, self.acked_below)
-        # Ranges never touch: the one after the last that is reached stays.
+        # Ranges never touch: the range after the last one reached stays.
         self.acked_below = max(self.acked_below, ends[count - 1])
         del firsts[:count]
         del ends[:count]
 
 
 def ranges_of(offsets: list[int]) -> list[tuple[int, int]]:
-    """Return the half-open ranges that ascending, different offsets make."""
+    """Return the half-open ranges of ascending, distinct offsets."""
     if not offsets:
         return []
     if offsets[-1] - offsets[0] == len(offsets) - 1:

@@ -1,8 +1,8 @@
-"""A subscription's progress: what is acked, and how often what is not was delivered. Pure.
+"""A subscription's progress: acked offsets, and delivery attempts of the others. Pure.
 
-A `cursor` frame carries changes of the subscriptions of one topic. Folding the same frames again,
-in their order and from the first that was ever folded or a later state on, changes nothing:
-recovery relies on it. `docs/internals/log.md` has the bytes.
+A `cursor` frame carries changes of the subscriptions of one topic. Folding the same frames again
+in their order, from the first frame or from a later state on, changes nothing: recovery relies on
+it. `docs/internals/log.md` has the bytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from typing import Self
 
 ATTEMPTS_MAX: Final = 10_000
-"""Records whose delivery attempts a subscription remembers; only unacked ones are."""
+"""The limit of unacked records with remembered delivery attempts of a subscription."""
 ATTEMPT_FIRST: Final = 2
-"""The first attempt that is written down: every delivered record has had one."""
+"""The first attempt that is stored: every delivered record has had attempt 1."""
 OFFSET_MAX: Final = (1 << 63) - 1
 ATTEMPT_MAX: Final = (1 << 31) - 1
 
@@ -41,7 +41,7 @@ class Attempted(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Placed(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """A subscription begins, or is put somewhere else: all that was known of it is replaced."""
+    """A subscription begins or is repositioned: its earlier progress is replaced."""
 
     name: str
     cursor: bytes
@@ -54,7 +54,7 @@ class Dropped(msgspec.Struct, tag=4, array_like=True, frozen=True):
 
 
 class Delayed(msgspec.Struct, tag=5, array_like=True, frozen=True):
-    """Deliveries wait: `dues` is offset, number of the delivery, when (ms since 1970) and so on."""
+    """Deliveries are delayed: `dues` is offset, delivery number, time (ms since 1970) and so on."""
 
     name: str
     dues: list[int]
@@ -69,7 +69,7 @@ _encode = msgspec.msgpack.encode
 
 
 class CursorState(Cursor):
-    """What is acked, and how often what is not was delivered.
+    """Acked offsets, and delivery attempts of the others.
 
     `attempts` has the number of deliveries of unacked records that were delivered more than once,
     `dues` the time (ms since 1970) before which their next delivery must not happen. Not safe for
@@ -88,7 +88,7 @@ class CursorState(Cursor):
         self.attempts: dict[int, int] = {}
         self.dues: dict[int, int] = {}
         self.lsn = 0
-        """The batch sequence of the last frame that changed it; no part of its value."""
+        """The batch sequence of the last frame that changed it; not part of its value."""
         super().__init__(acked_below, ranges)
         for offset, number in attempts:
             self.attempt(offset, number)
@@ -96,7 +96,7 @@ class CursorState(Cursor):
             self.delay(offset, self.attempts.get(offset, 0), due_ms)
 
     def __eq__(self, other: object) -> bool:
-        """Compare the progress; the frame it came from does not count."""
+        """Compare the progress; the frame of its last change does not count."""
         return (
             super().__eq__(other)
             and isinstance(other, CursorState)
@@ -107,7 +107,7 @@ class CursorState(Cursor):
     __hash__ = None  # it changes
 
     def copy(self) -> Self:
-        """Return one of its own, with the same value."""
+        """Return an independent copy with the same value."""
         fresh = super().copy()
         fresh.attempts = self.attempts.copy()
         fresh.dues = self.dues.copy()
@@ -115,19 +115,19 @@ class CursorState(Cursor):
         return fresh
 
     def ack_range(self, first: int, end: int) -> None:
-        """Count `[first, end)` as acked; nothing is kept of their attempts."""
+        """Count `[first, end)` as acked and forget the attempts of these offsets."""
         if self.attempts:
             self._forget_attempts(first, end)
         super().ack_range(first, end)
 
     def attempt(self, offset: int, number: int) -> None:
-        """Take note of a delivery that is not the first; of an acked record nothing is kept."""
+        """Note a repeated delivery; a delivery of an acked record is ignored."""
         if number > self.attempts.get(offset, 0) and offset not in self:
             self.attempts[offset] = number
             self.dues.pop(offset, None)
 
     def delay(self, offset: int, number: int, due_ms: int) -> None:
-        """Take note that delivery `number` waits; of another than the next nothing is kept."""
+        """Note that delivery `number` is delayed; any but the next delivery is ignored."""
         if number and self.attempts.get(offset) == number:
             self.dues[offset] = due_ms
 
@@ -142,7 +142,7 @@ class CursorState(Cursor):
             self.dues = {o: due for o, due in self.dues.items() if not first <= o < end}
 
     def encode(self) -> bytes:
-        """Return its bytes: a number where nothing is above it, else numbers and distances."""
+        """Return its bytes: a number if nothing above it is acked, else numbers and distances."""
         if not self._firsts and not self.attempts:
             return _encode(self.acked_below)
         borders = [self.acked_below, *_flat(self.ranges())]
@@ -156,10 +156,10 @@ class CursorState(Cursor):
 
     @classmethod
     def decode(cls, data: bytes) -> CursorState:
-        """Read what `encode` wrote.
+        """Decode the output of `encode`.
 
         Raises:
-            ValueError: if it is no cursor.
+            ValueError: if the bytes are no cursor.
         """
         found = _CURSOR.decode(data)
         if isinstance(found, int):
@@ -193,17 +193,17 @@ def acked(name: str, *ranges: tuple[int, int]) -> Acked:
 
 
 def attempted(name: str, *attempts: tuple[int, int]) -> Attempted:
-    """Return the change that notes deliveries, given as offset and number."""
+    """Return the change that records delivery attempts, given as offset and number."""
     return Attempted(name, _flat(attempts))
 
 
 def delayed(name: str, *dues: tuple[int, int, int]) -> Delayed:
-    """Return the change that lets deliveries wait, given as offset, number and time."""
+    """Return the change that delays deliveries, given as offset, number and time."""
     return Delayed(name, [number for due in dues for number in due])
 
 
 def placed(name: str, cursor: CursorState) -> Placed:
-    """Return the change that begins a subscription or puts it somewhere else."""
+    """Return the change that begins or repositions a subscription."""
     return Placed(name, cursor.encode())
 
 
@@ -213,10 +213,10 @@ def encode_changes(changes: Sequence[Change]) -> bytes:
 
 
 def decode_changes(payload: bytes) -> list[Change]:
-    """Read and check the payload of a cursor frame: what it returns can be folded.
+    """Decode and check the payload of a cursor frame: the result can be folded.
 
     Raises:
-        ValueError: if it is none (msgspec's own errors are among these).
+        ValueError: if the payload is invalid (msgspec's own errors are subclasses).
     """
     changes = _CHANGES.decode(payload)
     for change in changes:
@@ -255,8 +255,8 @@ def _is_attempt(offset: int, number: int, due_ms: int = 0) -> bool:
 def fold(cursors: dict[str, CursorState], changes: Iterable[Change], *, lsn: int = 0) -> None:
     """Apply checked changes to a topic's subscriptions, by name.
 
-    Acks and attempts of a subscription that is not there change nothing: it was dropped after
-    them, and recovery shows them once more.
+    Acks and attempts of an absent subscription change nothing: it was dropped after them, and
+    recovery replays them.
     """
     for change in changes:
         if isinstance(change, Placed):

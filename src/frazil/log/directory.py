@@ -35,11 +35,11 @@ class DataDirectory:
 
 
 def prepare(file_system: FileSystem, paths: DataDirectory, *, allow_network_fs: bool) -> None:
-    """Make the directory if it is missing and check that it may be used.
+    """Create the directory if it is missing and check that it may be used.
 
     Raises:
-        InvalidRequest: if it is a file, or lies on a network file system without leave.
-        Unavailable: if it cannot be made or read.
+        InvalidRequest: if it is a file, or is on a network file system that is not allowed.
+        Unavailable: if it cannot be created or read.
     """
     try:
         found = file_system.stat(paths.root)
@@ -68,7 +68,7 @@ def take_lock(file_system: FileSystem, paths: DataDirectory) -> LockHandle:
     """Take the directory's lock for this process.
 
     Raises:
-        Conflict: with the holder, if another process has it, or this one opened it already.
+        Conflict: with the holder, if another process has it, or this process opened it already.
     """
     holder = f"pid={os.getpid()} host={socket.gethostname()}"
     try:

@@ -1,4 +1,4 @@
-"""After a fork: the child must not touch the files that its parent goes on writing."""
+"""After a fork: the child must not touch the files of its parent."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ head_crc zero"""
 BODY_FIELDS: Final = struct.Struct("<B8sBHIIIQQIIq")
 _HEAD_CRC: Final = struct.Struct("<II")
 _HEAD_TAG: Final = b"head"
-"""Goes into the head's own checksum: a CRC that followed the very bytes it sums up would bring
-the frame's CRC to a constant there, and head and payload would no longer be bound together."""
+"""Part of the head's own checksum. A CRC that directly followed its own input would make the
+frame's CRC constant there, and head and payload would no longer be bound together."""
 _ONE_END: Final = struct.Struct("<ii")
 RUN: Final = struct.Struct("<QIQI")
 """producer id, producer epoch, first sequence, count"""
@@ -84,7 +84,7 @@ FOOTER_BYTES_MAX: Final = 64 << 20
 
 
 class FrameHead(NamedTuple):
-    """The fixed fields of a frame, in the order of the bytes."""
+    """The fixed fields of a frame, in byte order."""
 
     offset: int
     length: int
@@ -117,8 +117,8 @@ class Run(NamedTuple):
 class SegmentHeader(NamedTuple):
     """The first bytes of a segment file.
 
-    The predecessor is valid up to `previous_length` bytes and `previous_lsn`; what its file holds
-    after that does not exist for any reader.
+    The predecessor is valid up to `previous_length` bytes and `previous_lsn`; the rest of its file
+    does not exist for any reader.
     """
 
     journal: bytes
@@ -130,7 +130,7 @@ class SegmentHeader(NamedTuple):
     previous_lsn: int
     created_us: int
     initial_length: int = 0
-    """Bytes below this were synced before the file got its name: they are never a torn tail."""
+    """Bytes below this were synced before the file was renamed: they are never a torn tail."""
     format_version: int = FORMAT_VERSION
     reader_version_min: int = READER_VERSION
 
@@ -153,11 +153,12 @@ def frame_buffers(
     flags: int = 0,
     runs: bytes = b"",
 ) -> tuple[bytes, Buffer, bytes, int]:
-    """Encode one frame as head, payload and padding to write one after another, and its size.
+    """Encode one frame as head, payload and padding to write in this order, and its size.
 
-    The payload is not copied. The CRC covers the whole body, offset and length, payload first, so
-    that a producer can sum a large payload (`payload_crc`) before its offset is known. The head has
-    a checksum of its own besides, so that damage to a payload leaves its offset range known.
+    The payload is not copied. The CRC covers the payload first, then the rest of the body, offset
+    and length, so that a producer can checksum a large payload (`payload_crc`) before its offset
+    is known. The head has a second checksum, so that its offset range stays known if the payload
+    is damaged.
     """
     runs_bytes = len(runs)
     padding = _PADDING[-payload_bytes & 7]
@@ -189,7 +190,7 @@ def frame_buffers(
 
 
 def encode_runs(runs: Sequence[Run]) -> bytes:
-    """Encode producer runs; they stand between the body's fixed fields and the payload."""
+    """Encode producer runs; they are between the body's fixed fields and the payload."""
     return b"".join([RUN.pack(*run) for run in runs])
 
 
@@ -205,7 +206,7 @@ def read_head(buffer: Buffer, position: int) -> FrameHead:
 
 
 def frame_fault(buffer: memoryview, position: int, head: FrameHead) -> str:
-    """Say what is wrong with the frame at `position`, or return an empty string."""
+    """Return the fault of the frame at `position`, an empty string if it is valid."""
     if head.kind == 0 or head.kind > KIND_LAST:
         return "unknown kind"
     inner = BODY_HEAD_BYTES + head.runs * RUN.size + head.size
@@ -213,7 +214,7 @@ def frame_fault(buffer: memoryview, position: int, head: FrameHead) -> str:
         return "length does not fit its parts"
     end = position + FRAME_PREFIX_BYTES + head.length
     if end > len(buffer):
-        return "frame ends behind the file"
+        return "frame ends after the end of the file"
     payload = position + FRAME_HEAD_BYTES + head.runs * RUN.size
     crc = zlib.crc32(
         buffer[position + FRAME_PREFIX_BYTES : payload], zlib.crc32(buffer[payload:end])
@@ -273,7 +274,7 @@ def decode_segment_header(data: bytes) -> SegmentHeader:
     """Decode and check a segment header.
 
     Raises:
-        InvalidRequest: if a newer Frazil wrote it (its checksum holds, its version does not fit).
+        InvalidRequest: if a newer Frazil wrote it (its checksum matches, its version does not).
         CorruptionError: if the bytes are damaged.
     """
     if len(data) < SEGMENT_HEADER_BYTES:
@@ -325,6 +326,6 @@ def decode_trailer(data: bytes) -> tuple[int, int, int] | None:
 
 
 def footer_matches(footer: bytes, *, index_position: int, crc: int) -> bool:
-    """Tell whether `footer` is what the trailer promises."""
+    """Tell whether `footer` matches its trailer."""
     numbers = struct.pack("<QI", index_position, len(footer))
     return zlib.crc32(numbers, zlib.crc32(footer)) == crc

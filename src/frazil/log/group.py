@@ -1,6 +1,6 @@
-"""Encode a group of waiting entries into frames: offsets, producers and their runs. No I/O.
+"""Encode a group of queued entries into frames: offsets, producers and their runs. No I/O.
 
-Nothing in the state changes here: a group that cannot be written leaves no trace.
+The state does not change here: a group that cannot be written leaves no trace.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = []
 
 JOIN_BYTES_MAX: Final = 16 << 10
-"""Frames up to this size are joined before writing; larger ones are written from where they are."""
+"""Frames up to this size are joined before writing; larger ones are written without a copy."""
 FRAME_RECORDS_MAX: Final = 60_000
 NOT_ENCODABLE: Final = (
     FrazilError,
@@ -63,25 +63,25 @@ NOT_ENCODABLE: Final = (
     RecursionError,
     pa.ArrowException,
 )
-"""What a record that cannot be encoded may raise: it is refused alone, nothing is written yet."""
+"""Errors of a record that cannot be encoded: it is refused alone, nothing is written yet."""
 
 
 class CursorBounds:
-    """Refuses the cursor frames of one group that would let a cursor outgrow its bounds.
+    """Refuses cursor frames of one group that would exceed the limits of a cursor.
 
-    Most changes pass by a count alone. Where the count says that a cursor may outgrow its bounds,
-    the group's changes to it are folded into a copy.
+    A count alone admits most changes. If the count says that a cursor may exceed its limits, the
+    group's changes to it are folded into a copy.
     """
 
     def __init__(self, state: JournalState) -> None:
         self._state = state
         self._added: Counter[int] = Counter()
-        """How many ranges and attempts the group adds to a topic's cursors at most."""
+        """The most ranges and attempts that the group adds to each topic's cursors."""
         self._changes: dict[int, list[Change]] = {}
-        """The group's changes by topic: nothing of them is in the state yet."""
+        """The group's changes by topic: the state does not have them yet."""
 
     def refusal(self, topic_id: int, payload: bytes) -> FrazilError | None:
-        """Return why a frame must not be written, None if it may be."""
+        """Return why a frame must not be written, None if it may be written."""
         topic = self._state.topics.get(topic_id)
         if topic is None:
             return InvalidRequest("the cursor's topic does not exist", topic_id=topic_id)
@@ -95,21 +95,21 @@ class CursorBounds:
         crowded = {name for name in names if not _has_room(topic.cursors.get(name), added)}
         error_found = _overgrown(topic, crowded, [*earlier, *changes]) if crowded else None
         if error_found is None:
-            # Not before all of them may pass: a frame is written whole or not at all.
+            # Only after all changes are admitted: a frame is written whole or not at all.
             earlier += changes
             self._added[topic_id] = added
         return error_found
 
 
 def _has_room(cursor: CursorState | None, added: int) -> bool:
-    """Tell by counts alone that more changes fit; False means that it is not certain."""
+    """Tell by counts alone that more changes fit; False means uncertain."""
     if cursor is None:
         return False
     return max(cursor.range_count, len(cursor.attempts)) + added <= min(RANGES_MAX, ATTEMPTS_MAX)
 
 
 def _added_most(change: Change) -> int:
-    """Return how many ranges or attempts a change may add to its cursor at most."""
+    """Return the most ranges or attempts that a change can add to its cursor."""
     match change:
         case Acked(ranges=numbers) | Attempted(attempts=numbers):
             return len(numbers) // 2
@@ -139,7 +139,7 @@ def _overgrown(
 
 
 class _Batches:
-    """An idempotent producer as the group leaves it: its epoch and the window of its batches."""
+    """An idempotent producer after the group: its epoch and the window of its batches."""
 
     __slots__ = ("epoch", "producer", "window")
 
@@ -167,11 +167,11 @@ class Group:
         self.data: list[tuple[TopicState, int, int, int, int]] = []
         """(topic, offset, position, length, count) of each data frame"""
         self.kept: list[tuple[Tail, TailEntry]] = []
-        """What the memory tier gets when the group is written."""
+        """The frames for the memory tier, once the group is written."""
         self.live: list[tuple[TopicState, int, Sequence[Any]]] = []
         """Messages of topics with followers: topic, first offset, records."""
         self.tracked: list[Entry] = []
-        """Entries whose records learn whether they were written."""
+        """Entries with tracked records."""
         self.controls: list[tuple[fmt.FrameHead, bytes]] = []
         self.sent: list[tuple[Producer, Sent, int]] = []
         self.waiters: list[Waiter] = []
@@ -202,7 +202,7 @@ class Group:
         self.finish()
 
     def _encode_topic(self, entries: list[Entry]) -> None:
-        """Encode entries of one topic: a frame for each run of one codec that is not too large."""
+        """Encode entries of one topic: a frame for each run of one codec within the size limit."""
         topic = entries[0][0]
         if self._is_one_run(entries):
             self._encode_run(entries)
@@ -230,7 +230,7 @@ class Group:
         self._encode_run(run)
 
     def _is_one_run(self, entries: list[Entry]) -> bool:
-        """Tell whether entries make one frame as they are."""
+        """Tell whether entries make one frame without splitting."""
         topic, codec = entries[0][:2]
         return (
             codec is not None
@@ -358,20 +358,20 @@ class Group:
     def _refuse_encoding(self, topic: TopicState, entry: Entry, error: Exception) -> None:
         sender = entry[6]
         if sender is not None and sender.producer is not None:
-            # It was admitted to the window, but no record of it will be written.
+            # The window admitted it, but none of its records will be written.
             window = self._producers[topic.id, sender.producer].window
             if window and window[-1].sequence == sender.sequence:
                 window.pop()
         self._refuse(entry, _invalid(error))
 
     def _refuse(self, entry: Entry, answer: FrazilError | Ack) -> None:
-        """Answer an entry of which nothing is written in this group."""
+        """Answer an entry without writing it."""
         self._unwritten(entry)
         self.waiters.append(entry[5])
         self.results.append(answer)
 
     def _unwritten(self, entry: Entry) -> None:
-        """Report that the records of an entry are not written, before others build on them."""
+        """Report that an entry's records are not written, before other entries depend on them."""
         codec = entry[1]
         if codec is not None and codec.tracked:
             codec.settled(entry[2], many=entry[3] > 0, written=False)
@@ -379,7 +379,7 @@ class Group:
     # -- idempotent producers --------------------------------------------------------------------
 
     def _admit(self, topic: TopicState, entry: Entry, sender: Sender) -> bool:
-        """Tell whether an entry is new; answer a repeat or a misfit at once."""
+        """Tell whether an entry is new; answer a repeat or an invalid batch at once."""
         name, epoch, sequence = cast("str", sender.producer), sender.epoch, sender.sequence
         count = entry[3] or 1
         batches = self._producers.get((topic.id, name))
@@ -402,8 +402,8 @@ class Group:
         if epoch > batches.epoch:
             batches.epoch = epoch
             batches.window = []
-        # A window that is still remembered counts, however old: a clock that jumped must not make
-        # a repeat pass for new. It is forgotten by age at rotation.
+        # A window counts as long as it is remembered: after a jump of the clock a repeat must not
+        # pass as new. Rotation forgets windows by age.
         verdict = judge(batches.window, sequence=sequence, count=count, producer=name)
         if verdict is None:
             batches.window.append(Sent(sequence, count, -1, -1, self.time_us))
@@ -411,7 +411,7 @@ class Group:
         if not isinstance(verdict, Sent):
             self._refuse(entry, verdict)
         elif verdict.offset < 0:
-            # The first one is in this very group: the repeat gets the ack it will get.
+            # The first try is in this group: the repeat gets the same ack.
             self._unwritten(entry)
             self._repeats.append((batches, entry))
         else:
@@ -419,7 +419,7 @@ class Group:
         return False
 
     def _answer_repeat(self, topic: TopicState, entry: Entry, sent: Sent) -> None:
-        """Answer a repeat as its first try; if that is not durable yet, a sync comes first."""
+        """Answer a repeat like its first try; if that is not durable yet, a sync comes first."""
         ack = Ack(sent.offset, sent.offset + sent.records - 1, sent.lsn)
         sender = entry[6]
         asks = topic.sync_on_append or (sender is not None and sender.sync)
@@ -439,7 +439,7 @@ class Group:
         return Producer(producer_id, topic.id, name, epoch)
 
     def _runs(self, topic: TopicState, entries: list[Entry], offset: int) -> bytes:
-        """Encode whose records a frame has, and put the batches into their windows."""
+        """Encode the producers of a frame's records, and put the batches into their windows."""
         runs: list[fmt.Run] = []
         for entry in entries:
             sender, count = entry[6], entry[3] or 1
@@ -459,14 +459,14 @@ class Group:
         return fmt.encode_runs(runs)
 
     def finish(self) -> None:
-        """Answer the repeats of entries that are in this group themselves."""
+        """Answer the repeats of entries in this same group."""
         for batches, entry in self._repeats:
             topic, sender = entry[0], entry[6]
             assert topic is not None
             assert sender is not None
             for sent in batches.window:
                 if sent.sequence == sender.sequence and sent.offset >= 0:
-                    # The first one may have asked for less than its repeat does.
+                    # The first try may have asked for a weaker ack level than its repeat.
                     self._answer_repeat(topic, entry, sent)
                     break
             else:
@@ -479,7 +479,7 @@ class Group:
         control = entry[2]
         refusal = self._control_refusal(control)
         if refusal is not None:
-            # Written, it could not be applied, now or at any later opening.
+            # If it were written, neither this process nor a later opening could apply it.
             self._refuse(entry, refusal)
             return
         self._control_frame(control)
@@ -521,7 +521,7 @@ class Group:
 
 
 def _records_of(entries: list[Entry]) -> Sequence[Any]:
-    """Return the records of entries of which some are batches."""
+    """Return the records of entries; some entries are batches."""
     if len(entries) == 1:
         return cast("Sequence[Any]", entries[0][2])
     records: list[Any] = []
@@ -541,7 +541,7 @@ def _acks_of(entries: list[Entry], offset: int, lsn: int) -> Iterator[Ack]:
 def judge(
     window: Sequence[Sent], *, sequence: int, count: int, producer: str
 ) -> Sent | Conflict | None:
-    """Judge a batch against its producer's window: None is new, `Sent` is the one it repeats."""
+    """Check a batch against its producer's window: None is new, `Sent` is the batch it repeats."""
     if not window:
         return None
     for sent in window:

@@ -1,4 +1,4 @@
-"""History: whatever can give a topic's records back as they were published, by offset.
+"""History: sources that return a topic's records as they were published, by offset.
 
 The log is the first `HistorySource`; memory, disk and objects have the same interface.
 `ChainedHistory` makes one ordered stream of several, without a gap or a duplicate.
@@ -25,8 +25,8 @@ TIME_FIELD = pa.field("_time", pa.timestamp("us", tz="UTC"), nullable=False)
 class Batch:
     """Consecutive records of one topic.
 
-    `data` holds the topic's columns as they lie in the log; `to_arrow` adds `_offset` and `_time`.
-    `gaps` are declared ranges without records that lie right before this batch.
+    `data` holds the topic's columns as stored in the log; `to_arrow` adds `_offset` and `_time`.
+    `gaps` are declared ranges without records directly before this batch.
     """
 
     __slots__ = ("count", "data", "gaps", "offset", "times")
@@ -89,7 +89,7 @@ class Batch:
     def records(self) -> list[dict[str, object]]:
         """Return the records as dicts, `_offset` and `_time` included.
 
-        Without pandas, values finer than a microsecond are cut; `to_arrow` has them in full.
+        Without pandas, values finer than a microsecond are truncated; `to_arrow` keeps them.
         """
         return python_rows(self.to_arrow())
 
@@ -113,36 +113,36 @@ def _slice_times(
 
 
 class Piece(NamedTuple):
-    """What one read gave: batches in offset order, and where to go on."""
+    """The result of one read: batches in offset order, and the offset of the next read."""
 
     batches: list[Batch]
     offset_next: int
     gaps: tuple[OffsetRange, ...] = ()
-    """Declared gaps after the last batch, passed over."""
+    """Declared gaps after the last batch that the read skipped."""
 
 
 class Pin(Protocol):
-    """Keeps a topic's records from `offset` on; `close` lets them go."""
+    """Keeps a topic's records from `offset` on; `close` releases them."""
 
     offset: int
 
     def advance(self, offset: int) -> None:
-        """Let the records below `offset` go."""
+        """Release the records below `offset`."""
 
     def close(self) -> None:
-        """Let all go."""
+        """Release all records."""
 
 
 class HistorySource(Protocol):
-    """One place that holds an offset range of topics. All methods may run in any thread."""
+    """One tier that holds an offset range of topics. All methods may run in any thread."""
 
     def range(self, topic: int) -> OffsetRange:
-        """Return the offsets this source can give; empty (`first == end`) if it has none."""
+        """Return the offsets this source holds; empty (`first == end`) if it has none."""
 
     def read(self, topic: int, *, offset: int, bytes_max: int) -> Piece:
         """Return records from `offset` on, at most about `bytes_max` but at least one batch.
 
-        An empty piece with `offset_next == offset` means that nothing is there yet.
+        An empty piece with `offset_next == offset` means that there are no records there yet.
 
         Raises:
             NotFound: if `offset` is below this source's range.
@@ -160,17 +160,17 @@ class FarSource(HistorySource, Protocol):
     """A source whose reads go over a network."""
 
     def time_at(self, topic: int, *, offset: int) -> int | None:
-        """Return about when a record was appended, from what is known here; None if unknown."""
+        """Return about when a record was appended, from local knowledge; None if unknown."""
 
 
 class ChainedHistory:
     """Several sources as one: each offset is read from the first source that has it.
 
-    Sources are given oldest first and may overlap. A source may lose its oldest records while a
-    reader is in it; the reader then goes on in the next one that has the offset.
+    Sources are given oldest first and may overlap. A source may lose its oldest records during a
+    read; the reader then continues in the next source that has the offset.
 
-    `far` is a source over a network, which is slow and may be out of reach. It is asked only for what
-    no other source has, or has but cannot read because it is damaged, or has as a gap.
+    `far` is a source over a network; it is slow and may be unreachable. It is read only for records
+    that every other source lacks, has damaged, or has as a gap.
     """
 
     def __init__(self, sources: Sequence[HistorySource], *, far: FarSource | None = None) -> None:
@@ -191,7 +191,7 @@ class ChainedHistory:
         return OffsetRange(min(near.first, held.first), max(near.end, held.end))
 
     def _near(self, topic: int) -> OffsetRange:
-        """Return the range over the sources at hand."""
+        """Return the range over the local sources."""
         ranges = [source.range(topic) for source in self._sources]
         held = [found for found in ranges if found.end > found.first] or ranges[-1:]
         return OffsetRange(min(r.first for r in held), max(r.end for r in held))
@@ -199,12 +199,12 @@ class ChainedHistory:
     def read(self, topic: int, *, offset: int, bytes_max: int) -> Piece:
         """Read from the first source that has `offset`.
 
-        Records move from a source to the one before it while somebody reads: what none has at the
-        first look is looked for once more.
+        Records move from a source to the one before it during reads: an offset that no source has
+        at the first look is looked up once more.
 
         Raises:
-            NotFound: if no source has it, or has it to come.
-            Unavailable: if a source says that it has it and does not find it, twice.
+            NotFound: if no source has it or will have it.
+            Unavailable: if a source claims to have it and does not find it, twice.
             CorruptionError: as the sources.
         """
         found = self._look(topic, offset, bytes_max)
@@ -215,7 +215,7 @@ class ChainedHistory:
         return found
 
     def _look(self, topic: int, offset: int, bytes_max: int) -> Piece | FrazilError:
-        """Return what one look at all sources gives: records, or why there are none."""
+        """Return the result of one look at all sources: records, or why there are none."""
         first = None
         is_claimed = False
         far = () if self._far is None else (self._far,)
@@ -230,7 +230,7 @@ class ChainedHistory:
                 first = held.first if first is None else min(first, held.first)
         last = self._sources[-1].range(topic)
         if is_claimed:
-            # Not gone: who passes over what is gone must not pass over this.
+            # The records are not gone: a reader that skips lost records must not skip these.
             return Unavailable("records are being moved, try again", topic_id=topic, offset=offset)
         if first is not None or offset < last.first:
             return NotFound(
@@ -252,7 +252,7 @@ class ChainedHistory:
             warn("history_served_from_far", topic=topic, offset=offset, error=error)
             return spared
         if self._far is not None and _begins_with_gap(piece, offset):
-            # A log that is older than the far source has a gap where that has records.
+            # A log that is older than the far source has a gap where the far source has records.
             spared = self._spared(source, topic, offset, bytes_max)
             if spared is not None and not _begins_with_gap(spared, offset):
                 return spared
@@ -261,7 +261,7 @@ class ChainedHistory:
     def _spared(
         self, damaged: HistorySource, topic: int, offset: int, bytes_max: int
     ) -> Piece | None:
-        """Return what the far source has of records that are damaged here, if it has them."""
+        """Return the far source's copy of records that are damaged here, None without one."""
         if self._far is None or damaged is self._far:
             return None
         found = self._far.range(topic)
@@ -285,15 +285,15 @@ class ChainedHistory:
         held, far = self._near(topic), self._far.range(topic)
         is_older_here = held.first < (held.end if near is None else min(near, held.end))
         if is_older_here or far.first >= min(far.end, held.first):
-            # The records at hand reach back beyond that time, or the far source has nothing older.
+            # The local records begin before that time, or the far source has nothing older.
             return near
         found = self._far.offset_at(topic, time_us=time_us)
         return found if near is None or (found is not None and found < near) else near
 
     def time_at(self, topic: int, *, offset: int) -> int | None:
-        """Return when a record was appended, about when if it is not at hand; None if unknown.
+        """Return when a record was appended, approximate if it is not local; None if unknown.
 
-        The far source is not read: this is for figures, which must not wait for a network.
+        The far source is not read: statistics must not wait for a network.
         """
         near = ChainedHistory(self._sources)
         try:
@@ -303,13 +303,13 @@ class ChainedHistory:
         return piece.batches[0].time_us if piece.batches else None
 
     def pin(self, topic: int, *, offset: int) -> Pin:
-        """Pin in every source: which one will serve an offset is not known before."""
+        """Pin in every source: the source that will serve an offset is not known in advance."""
         sources = self._sources if self._far is None else (*self._sources, self._far)
         return _PinAll([source.pin(topic, offset=offset) for source in sources], offset)
 
 
 def _begins_with_gap(piece: Piece, offset: int) -> bool:
-    """Tell whether the first that a piece has to say of an offset is that there is no record."""
+    """Return whether the piece starts with a gap at `offset`."""
     return piece.batches[0].offset > offset if piece.batches else bool(piece.gaps)
 
 

@@ -1,4 +1,4 @@
-"""Where each topic's frames are in a segment, in memory and in the footer of a sealed one. Pure."""
+"""The frame positions of each topic in a segment, in memory and in a sealed one's footer. Pure."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class FrameIndex:
     def stretches(
         self, first: int, stop: int, *, hole_bytes_max: int, bytes_max: int = 1 << 62
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Yield frames `[first, stop)` in stretches of the file that are worth reading at once.
+        """Yield frames `[first, stop)` as stretches of the file, each worth one read.
 
         A stretch is its first frame, the frame after its last, its position and its size.
         """
@@ -116,9 +116,8 @@ class FrameIndex:
     def cut(self, position: int, holes: Mapping[int, int]) -> None:
         """Forget the frames at and after a position in the file.
 
-        `holes` tells of each frame after the position whose offset does not follow on the frame
-        before it (offset → end of the one before), for the offsets alone cannot tell where that
-        one ends.
+        `holes` has each frame after the position whose offset does not continue the frame before it
+        (offset → end of the frame before). The offsets alone do not show where that frame ends.
         """
         number = bisect_left(self.positions, position >> 3, 0, self.count)
         if number == self.count:
@@ -144,7 +143,7 @@ class FrameIndex:
 
 
 class TopicEntry(msgspec.Struct, array_like=True, frozen=True):
-    """One topic's line in the footer of a sealed segment."""
+    """The entry of one topic in the footer of a sealed segment."""
 
     topic: int
     first: int
@@ -160,7 +159,7 @@ class TopicEntry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Footer(msgspec.Struct, array_like=True, frozen=True):
-    """The footer of a sealed segment; the index blobs stand between body and footer."""
+    """The footer of a sealed segment; the index blobs are between body and footer."""
 
     segment: int
     generation: int
@@ -222,7 +221,7 @@ def footer_of(
 
 
 def decode_footer(data: bytes) -> Footer:
-    """Decode a footer whose checksum was verified."""
+    """Decode a footer with a verified checksum."""
     try:
         return msgspec.msgpack.decode(data, type=learnt(Footer))
     except msgspec.MsgspecError as error:

@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 __all__ = []
 
 GROUP_BYTES_MAX: Final = 64 << 20
-"""A call larger than this is written and synced in several groups."""
+"""A larger call is written and synced in several groups."""
 
 
 def group_end(entries: list[Entry]) -> int:
     """Return how many entries make the next group: up to a barrier, and not too many bytes.
 
-    A barrier is an entry after which the state has changed under the rest of them.
+    A barrier is an entry that changes the state for the entries after it.
     """
     has_controls = None in set(map(codec_of, entries))
     if not has_controls and sum(map(size_of, entries)) <= GROUP_BYTES_MAX:
@@ -74,7 +74,7 @@ def group_end(entries: list[Entry]) -> int:
 
 
 def marker_frame(state: JournalState, segment: Segment, *, synced: int, close: bool) -> bytes:
-    """Return a marker of a segment."""
+    """Return a marker frame of a segment."""
     head, body, padding, _size = fmt.frame_buffers(
         fmt.KIND_MARKER,
         b"",
@@ -91,7 +91,7 @@ def marker_frame(state: JournalState, segment: Segment, *, synced: int, close: b
 
 
 def disk_full(directory: str) -> Overloaded:
-    """Return the error for a write that met a full disk and was undone."""
+    """Return the error for a write that met a full disk and was rolled back."""
     return Overloaded(
         "the disk is full, nothing was written; free space, then retry",
         path=directory,
@@ -111,21 +111,21 @@ def _late(results: Sequence[Ack | BaseException]) -> list[Ack | BaseException]:
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 PREFILL_BYTES: Final = 256 << 10
-"""The active file is filled with zeroes so far ahead of the data."""
+"""The active file is filled with zeroes this far ahead of the data."""
 MARKER_DELAY_S: Final = 0.02
 """An idle journal writes a sync marker after this pause."""
 SYNC_BYTES_MAX: Final = 10_000_000
-"""Topics of mode `periodic` are also synced after so much."""
+"""Topics of mode `periodic` are also synced after this many bytes."""
 SEGMENT_AGE_MAX_S: Final = 3600.0
 """A segment with data is rotated at this age."""
 OPEN_FILES_MAX: Final = 64
-"""So many sealed segments are kept open for readers."""
+"""The limit of sealed segments kept open for readers."""
 RETRY_FULL_S: Final = 1.0
 FULL_PAUSE_S: Final = 1.0
 
 
 class Journal:
-    """One journal in one directory. See the module's text for who may call what."""
+    """One journal in one directory. The module's docstring names the threads of each call."""
 
     def __init__(
         self,
@@ -147,9 +147,9 @@ class Journal:
         self.active = opened.active
         self.segments: tuple[Segment, ...] = tuple(opened.segments)
         self.to_seal: list[tuple[Segment, int]] = list(opened.to_seal)
-        """Segments that were rotated away and wait for their footer, with their frame counts."""
+        """Rotated segments without a footer yet, with their frame counts."""
         self.shown = 0
-        """Odd while the topics of a group become durable: a reader of several reads their ends again."""
+        """Odd while the topics of a group become durable: a reader of several topics retries."""
         self.sync_count = self.group_count = self.bytes_written = 0
         self._sealing = threading.Lock()
         self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
@@ -171,10 +171,10 @@ class Journal:
         self._dirty_tracked: list[Entry] = []
         self._dirty_bytes, self._dirty_since = 0, 0.0
         self._last_append = clock.monotonic()
-        # Called by the journal's thread: a write met a full disk; memory got so many bytes.
+        # Called by the journal's thread: after a write met a full disk, and with bytes for memory.
         self.on_disk_full: Callable[[], None] | None = None
         self.on_kept: Callable[[int], None] | None = None
-        # Asked before a group is written and before it is answered: whether we own the data still.
+        # Called before a group is written and before it is answered: whether we still own the data.
         self.fence: Callable[[], bool] | None = None
         for topic in self.state.topics.values():
             topic.durable = topic.next
@@ -193,12 +193,12 @@ class Journal:
         known_topics: Mapping[int, tuple[TopicSpec, Mapping[int, bytes]]] | None = None,
         known_cursors: Mapping[int, Mapping[str, CursorState]] | None = None,
     ) -> Journal:
-        """Recover the journal in `directory`, or make a new one.
+        """Recover the journal in `directory`, or create a new one.
 
         On return every record acked as fsynced is readable, everything readable is durable, and
-        what could not be kept is in `report`. `watermarks` (topic → offset) are ends that other
-        places remember; heads never fall below them. Topics and cursors that are known elsewhere
-        stand in for definitions that are lost, and for nothing else.
+        `report` has what could not be kept. `watermarks` (topic → offset) are ends known to other
+        stores; heads never fall below them. Topics and cursors known elsewhere replace lost
+        definitions, and nothing else.
 
         Raises:
             Unavailable: if the disk refuses a call; opening again starts over.
@@ -236,10 +236,10 @@ class Journal:
     # -- appending -------------------------------------------------------------------------------
 
     def commit(self, entries: list[Entry], deliver: Deliver) -> None:
-        """Write a group of entries and answer each: acks only after what their level promises.
+        """Write a group of entries and answer each; an ack follows the durability of its level.
 
-        Never raises for a single entry; raises nothing at all but bugs. After a storage failure
-        every waiter gets `Unavailable(outcome="unknown")` and the journal is failed for good.
+        Never raises for a single entry; only bugs raise. After a storage failure every waiter gets
+        `Unavailable(outcome="unknown")` and the journal is failed for good.
         """
         while entries:
             cut = 1 if len(entries) == 1 else group_end(entries)
@@ -247,7 +247,7 @@ class Journal:
             entries = entries[cut:]
 
     def has_room(self, entries: list[Entry]) -> bool:
-        """Return whether a group fits into the active segment, so that none must be created."""
+        """Return whether a group fits into the active segment, so that no new one is needed."""
         size: int = sum(map(size_of, entries))
         return self._position + size <= self._settings.segment_bytes_max
 
@@ -267,7 +267,7 @@ class Journal:
         try:
             group, shown = self._write_group(entries)
         except Overloaded as full:
-            # There is no room, and nothing of the group was written.
+            # There is no room; the group was not written.
             settle_tracked(entries, written=False)
             self._refuse(entries, full, deliver, again=again)
             return
@@ -289,7 +289,7 @@ class Journal:
             self.sync_now()
 
     def _write_group(self, entries: list[Entry]) -> tuple[Group, Iterable[TopicState]]:
-        """Encode and write entries; return them as a group, and the topics with durable records.
+        """Encode and write entries; return the group, and the topics with durable records.
 
         Raises:
             Overloaded: there is no room; nothing is written.
@@ -314,9 +314,9 @@ class Journal:
     def _refuse(
         self, entries: list[Entry], error: Overloaded, deliver: Deliver, *, again: bool
     ) -> None:
-        """Refuse a group for which there is no room, but for cursors: those may use the ballast.
+        """Refuse a group without room, except its cursor frames: those may use the ballast.
 
-        It was given up for them when the disk turned out to be full, so they are tried once more.
+        The ballast was released for them when the disk was full, so they are tried once more.
         """
         cursors: list[Entry] = []
         others: list[Entry] = []
@@ -339,12 +339,12 @@ class Journal:
         """Write a group's frames at the end.
 
         Raises:
-            Overloaded: the disk is full; what was written is undone.
+            Overloaded: the disk is full; the partial write is rolled back.
         """
         buffers = group.buffers
         end = self._position + group.size
         if end > self._filled and group.size < len(self._zeroes):
-            # One write a step fills ahead with zeroes, so that most syncs change no file size.
+            # Now and then a write also fills zeroes ahead, so that most syncs change no file size.
             buffers = [*buffers, self._zeroes]
             self._filled = end + len(self._zeroes)
         try:
@@ -363,13 +363,13 @@ class Journal:
                 self.on_disk_full()
 
     def _undo_write(self) -> None:
-        """Cut a half-written group off, durably; if that fails the caller fails the journal."""
+        """Cut off a half-written group, durably; if that fails the caller fails the journal."""
         self._file.truncate(self._position)
         self._file.sync()
         self._filled = self._position
 
     def _apply(self, group: Group) -> None:
-        """Take a written group into the state; readers see nothing of it before its sync."""
+        """Apply a written group to the state; readers see nothing of it before its sync."""
         state = self.state
         time_us = group.time_us
         if group.controls:
@@ -385,10 +385,10 @@ class Journal:
             topic.bytes_local += length
             self._dirty[topic.id] = topic
         for memory, kept in group.kept:
-            # Before the sync: readers look no further than `durable`, and then it must be there.
+            # Before the sync: readers stop at `durable`, and everything below it must be there.
             memory.append(kept)
         for topic, offset, records in group.live:
-            # Subscriptions use them when `durable` has passed them, after the publishers' answers.
+            # Subscriptions use them once `durable` is past them, after the publishers' answers.
             for follower in topic.followers:
                 follower.written(offset, time_us, records)
         if group.kept and self.on_kept is not None:
@@ -418,14 +418,14 @@ class Journal:
                 self._dirty[head.topic] = topic
 
     def _sync_due(self) -> bool:
-        """Tell whether records of periodic topics have waited long enough, or are many."""
+        """Tell whether records of periodic topics are old enough or numerous enough to sync."""
         if self._dirty_bytes >= SYNC_BYTES_MAX:
             return True
         age = self.clock.monotonic() - self._dirty_since
         return self._dirty_bytes > 0 and age >= self._settings.sync_interval_s
 
     def _sync(self) -> Iterable[TopicState]:
-        """Make everything written durable and return its topics. An error here is final."""
+        """Make all written data durable and return its topics. An error here is final."""
         self._file.sync()
         self.sync_count += 1
         self.synced_lsn = self.state.lsn
@@ -438,13 +438,13 @@ class Journal:
             topic.durable = topic.next
         self.shown += 1
         if self._dirty_tracked:
-            # After `durable` has grown: a change that is no longer in flight is found in memory.
+            # After `durable` has grown: memory then has every change that is no longer in flight.
             tracked, self._dirty_tracked = self._dirty_tracked, []
             settle_tracked(tracked, written=True)
         return dirty.values()
 
     def sync_now(self) -> None:
-        """Make everything written durable, on the journal's thread; an error fails the journal."""
+        """Make all written data durable, on the journal's thread; an error fails the journal."""
         if self._dirty_bytes and self.failed is None:
             try:
                 wake(self._sync())
@@ -454,16 +454,16 @@ class Journal:
     # -- in the background -----------------------------------------------------------------------
 
     def tick(self) -> float | None:
-        """Do what is due by time: a periodic sync, a marker, rotation by age.
+        """Do timed work: a periodic sync, a marker, rotation by age.
 
-        Returns the seconds until something will be due, None if nothing is.
+        Returns the seconds until the next timed work, None without any.
         """
         if self.failed is not None or self.closed:
             return None
         try:
             return self._tick()
         except Overloaded:
-            # No room for the next segment: the present one goes on.
+            # No room for the next segment: the current one stays active.
             return FULL_PAUSE_S
         except OSError as error:
             self.fail(error)
@@ -537,7 +537,7 @@ class Journal:
             previous_lsn=lsn,
             created_us=now_us,
         )
-        # Keep the checkpoint small: silent producers and topics long deleted leave it.
+        # Keep the checkpoint small: drop silent producers and topics deleted long ago.
         self.state.forget_old(
             now_us=now_us,
             producers_max=PRODUCERS_MAX,
@@ -565,7 +565,7 @@ class Journal:
     def _create_segment(
         self, header: fmt.SegmentHeader, frames: Sequence[Buffer]
     ) -> tuple[File, int]:
-        """Create the next segment, if need be with the descriptors of readers (F46).
+        """Create the next segment; if necessary close readers' descriptors for it (F46).
 
         Raises:
             Overloaded: there is no room or no descriptor for it.
@@ -577,7 +577,7 @@ class Journal:
                 path = f"{self.directory}/{segment_name(header.segment)}"
                 if self._file_system.stat(path) is not None:
                     raise
-                # Without its name the new segment does not exist: the old one is written on.
+                # Before the rename the new segment does not exist: the old one stays active.
                 if error.errno in DISK_FULL:
                     self._report_full()
                     raise disk_full(self.directory) from error
@@ -589,16 +589,16 @@ class Journal:
                         "open files; nothing was written",
                         retry_after_ms=1000,
                     ) from error
-                # The files of readers can be opened again: give them back and try once more.
+                # The readers' files can be reopened: close them and try once more.
                 self._files.clear()
         raise AssertionError("the last try returns or raises")
 
     def seal_one(self) -> bool:
         """Write the footer of one rotated segment; return whether there was one.
 
-        May run together with the owner's other calls: it touches only a segment that is not active.
-        After an error the segment stays without a footer until the journal is opened again, so
-        that a sync that failed is never tried a second time.
+        May run together with the owner's other calls: it touches only an inactive segment. After an
+        error the segment stays without a footer until the journal is opened again, so that a failed
+        sync is never tried a second time.
         """
         with self._sealing:
             if not self.to_seal:
@@ -616,13 +616,13 @@ class Journal:
     def free(self, segment_first: int) -> Control:
         """Return the control frame that frees all segments below `segment_first`.
 
-        Commit it, then `detach_freed` and `unlink`; recovery finishes what a crash cut short.
+        Commit it, then `detach_freed` and `unlink`; recovery completes an interrupted free.
         """
         payload = msgspec.msgpack.encode((STATE_FREED, "", segment_first))
         return Control(fmt.KIND_STATE, 0, payload)
 
     def detach_freed(self) -> list[Segment]:
-        """Take the segments that the state says are freed out of the readers' sight."""
+        """Remove the freed segments from the readers' view."""
         first = self.state.segment_first
         gone = [segment for segment in self.segments if segment.id < first]
         if gone:
@@ -635,7 +635,7 @@ class Journal:
         return gone
 
     def unlink(self, gone: Iterable[Segment]) -> None:
-        """Remove detached segments' files; open readers keep their bytes. Any thread may call."""
+        """Remove detached segments' files; open readers keep their bytes. Safe for any thread."""
         for segment in gone:
             self._files.drop(segment.path)
             if self._file_system.stat(segment.path) is not None:
@@ -643,7 +643,7 @@ class Journal:
         try:
             self._file_system.sync_directory(self.directory)
         except OSError as error:
-            # The next rotation would sync this directory again, as if nothing had failed (F6).
+            # The next rotation would sync this directory again, as if the sync had not failed (F6).
             self.fail(error)
             raise
 
@@ -656,7 +656,7 @@ class Journal:
         wake(list(self.state.topics.values()))
 
     def closed_error(self) -> FrazilError:
-        """Return the error for calls after the end, with what ended the journal."""
+        """Return the error for calls after the end, with the cause of the end."""
         failed = self.failed
         if failed is None:
             return Closed("the engine is closed")

@@ -38,7 +38,7 @@ class InlineQueue:
         return function()
 
     def start(self) -> None:
-        """Do nothing: the caller's thread works."""
+        """Do nothing: entries are committed on the caller's thread."""
 
     def stop(self) -> None:
         self.journal.close()
@@ -68,9 +68,9 @@ class Log:
     def free(self, count: int) -> list[Segment]:
         """Free the oldest `count` segments unless a reader has pinned records of them since.
 
-        Runs on the journal's thread and holds `pinning`: checking the pins, making the frame
-        durable and detaching the segments are one step. Returns the detached segments, none if a
-        pin prevents it. The caller unlinks them.
+        Runs on the journal's thread and holds `pinning`, so that the check of the pins, the durable
+        frame and the detaching are one step. Returns the detached segments, none if a pin prevents
+        it. The caller unlinks them.
         """
         gone: list[Segment] = self.queue.call(lambda: self._free(count))
         return gone
@@ -97,6 +97,6 @@ class Log:
         return False
 
     def stop(self) -> FrazilError | None:
-        """Stop and close; return the journal's error, if it failed."""
+        """Stop and close; return the journal's error if it failed."""
         self.queue.stop()
         return self.journal.closed_error() if self.journal.failed is not None else None

@@ -1,7 +1,7 @@
-"""Open a journal: recover what is there, then create its active segment or continue in it.
+"""Open a journal: recover it, then create its active segment or resume the last one.
 
-Order matters. The new segment, with the checkpoint and everything that could not be proven to be
-synced, is durable before the old one is cut; only then is the old one sealed.
+The order matters. The new segment, with the checkpoint and all frames not proven to be synced, is
+durable before the old one is cut; only then is the old one sealed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 QUARANTINE: Final = "quarantine"
 COPY_BYTES: Final = 4 << 20
 RESUME_SHARE_MAX: Final = 0.5
-"""A cleanly closed segment is written on only while it is filled up to this share."""
+"""A cleanly closed segment is resumed only below this share of its size."""
 
 
 @attrs.define
 class Opened:
-    """A journal ready to be written."""
+    """A journal ready for writing."""
 
     state: JournalState
     report: RecoveryReport
@@ -98,7 +98,7 @@ def open_journal(
 
 
 def _make_directory(file_system: FileSystem, directory: str) -> None:
-    """Make a directory durable: each new name on the way to it is synced in its parent."""
+    """Make a directory durable: the name of each new directory is synced in its parent."""
     parents: list[str] = []
     path = directory
     while path and file_system.stat(path) is None:
@@ -111,21 +111,21 @@ def _make_directory(file_system: FileSystem, directory: str) -> None:
 
 
 def _sync_ancestors(file_system: FileSystem, directory: str) -> None:
-    """Make the names on the way to a new journal durable: their maker may have been killed."""
+    """Sync the path of a new journal: the process that created it may have been killed."""
     path = directory
     while path:
         path = path.rpartition("/")[0]
         try:
             file_system.sync_directory(path or "/")
         except PermissionError:
-            # What we may not even open is not of our making.
+            # A directory that we cannot open was not created by us.
             return
 
 
 def declare_gaps(
     topics: Iterable[TopicState], watermarks: Mapping[int, int]
 ) -> list[tuple[int, SpecialRange]]:
-    """Raise heads to every end that is remembered anywhere; the difference is a declared gap."""
+    """Raise heads to every end known to any store; the difference is a declared gap."""
     gaps: list[tuple[int, SpecialRange]] = []
     for topic in topics:
         cursors = (cursor.end for cursor in topic.cursors.values())
@@ -150,7 +150,7 @@ def initial_frames(
 ) -> list[Buffer]:
     """Return the initial frames of a segment: checkpoint, `rest`, and a marker.
 
-    The marker may say that all of them are synced, since nobody sees the file before they are.
+    The marker may call all of them synced: no reader sees the file before they are.
     """
     end = lsn if lsn_end is None else lsn_end
     same = {"salt": header.salt, "generation": header.generation, "time_us": time_us, "offset": 0}
@@ -169,10 +169,10 @@ def initial_frames(
 def refresh_topics(
     topics: Iterable[TopicState], segments: Sequence[Segment], *, freed: bool = True
 ) -> None:
-    """Recompute what each topic holds locally from the segments that are left.
+    """Recompute each topic's local range from the remaining segments.
 
-    Unless segments were freed, a lost range at a topic's front stays its front: reading it is
-    refused with what was lost, instead of passing for expired.
+    Unless segments were freed, a lost range at a topic's front stays its front: a read there is
+    refused with the lost range, instead of as expired.
     """
     for topic in topics:
         summaries = [segment.summary(topic.id) for segment in segments]
@@ -180,7 +180,7 @@ def refresh_topics(
         start = held[0][0] if held else topic.next
         for special in reversed(topic.ranges):
             if freed and special.kind == RANGE_GAP and special.end == start > topic.floor:
-                # A hold inside a gap keeps its place: reading from it reports the gap.
+                # A hold inside a gap keeps its offset: reading from it reports the gap.
                 start = max(special.first, topic.floor)
             if not freed and special.end == start and special.first >= topic.start:
                 start = special.first
@@ -209,12 +209,12 @@ class _Opening:
     # -- before ----------------------------------------------------------------------------------
 
     def remove_temp_segments(self) -> None:
-        """Remove segments that never got their name: nothing in them was ever exposed."""
+        """Remove segments that were never renamed: no reader saw their content."""
         for name in self._survey.temp_files:
             self._file_system.unlink(f"{self._directory}/{name}")
 
     def forget_freed(self) -> list[Found]:
-        """Take out the segments whose freeing a crash cut short, and return them."""
+        """Remove from the survey the segments that a crash left half freed, and return them."""
         first = self._survey.state.segment_first
         freed = [found for found in self._survey.found if found.header.segment < first]
         for found in freed:
@@ -222,7 +222,7 @@ class _Opening:
         return freed
 
     def drop_freed(self, freed: Sequence[Found]) -> None:
-        """Remove freed segments, once it is durable that they are: see the tail of `succeed`."""
+        """Remove freed segments after their freeing is durable: see the tail of `succeed`."""
         for found in freed:
             self._files.drop(found.path)
             self._file_system.unlink(found.path)
@@ -230,7 +230,7 @@ class _Opening:
             self._file_system.sync_directory(self._directory)
 
     def quarantine(self) -> None:
-        """Copy damaged segments aside with the reason, before anything is changed."""
+        """Copy damaged segments to quarantine with the reason, before any change."""
         report = self._survey.report
         hopeless, report.quarantined = report.quarantined, []
         for found in self._survey.found:
@@ -266,7 +266,7 @@ class _Opening:
                     self._file_system.unlink(half)
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # The damaged segment itself stays where it is; only the copy has no room.
+            # The damaged segment itself is kept in the directory; only its copy has no room.
             self._survey.report.warnings.append(f"no room for a copy of the damaged {name}")
             return
         self._file_system.sync_directory(aside)
@@ -280,7 +280,7 @@ class _Opening:
             yield read_fully(source, position, min(COPY_BYTES, size - position))
 
     def _write_new(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Write a file, over what is there, and sync it."""
+        """Write a file, replacing an existing one, and sync it."""
         if self._file_system.stat(path) is not None:
             self._file_system.unlink(path)
         with closing(self._file_system.open(path, "create")) as file:
@@ -292,14 +292,14 @@ class _Opening:
     # -- the active segment ----------------------------------------------------------------------
 
     def first(self) -> Opened:
-        """Begin a new journal."""
+        """Create a new journal."""
         state = self._survey.state
         state.segment_first = 1
         header = self._header(segment=1, generation=1, previous=0, length=0, lsn=0)
         return self._create(header, _Rewriter(header, 0), lsn=0, segments=[])
 
     def may_resume(self, gaps: Sequence[object]) -> bool:
-        """Tell whether the last segment was closed cleanly and may be written on."""
+        """Tell whether the last segment was closed cleanly and may be resumed."""
         last = self._survey.found[-1]
         scan = last.scan
         report = self._survey.report
@@ -314,7 +314,7 @@ class _Opening:
         )
 
     def resume(self) -> Opened:
-        """Go on in the last segment after its closing marker."""
+        """Resume the last segment after its closing marker."""
         survey = self._survey
         last = survey.found[-1]
         assert last.scan is not None
@@ -322,8 +322,8 @@ class _Opening:
         segments = [found.segment for found in survey.found]
         refresh_topics(survey.state.topics.values(), segments, freed=False)
         file = self._file_system.open(last.path, "write")
-        # The markers at the end may be what a failed sync left in the cache alone: written anew and
-        # synced, they open no hole before what follows.
+        # After a failed sync the markers at the end may be in the cache only: rewritten and synced,
+        # they leave no hole before the next frames.
         cut, _lsn = last.scan.proven()
         write_fully(file, cut, [read_fully(file, cut, last.scan.end - cut)])
         file.sync()
@@ -346,7 +346,7 @@ class _Opening:
         last = survey.found[-1]
         scan = last.scan
         assert scan is not None
-        # Before the checkpoint is written: it tells the next recovery where each topic starts.
+        # Before the checkpoint is written: it carries each topic's start to the next recovery.
         segments = [found.segment for found in survey.found]
         refresh_topics(survey.state.topics.values(), segments, freed=False)
         cut, lsn = (scan.end, scan.lsn) if last.sealed else scan.proven()
@@ -357,7 +357,7 @@ class _Opening:
             length=cut,
             lsn=lsn,
         )
-        # A killed process may have left names that only the cache knows; the successor's name must
+        # A killed process may have left names that are only in the cache; the successor's name must
         # not outlive theirs.
         self._file_system.sync_directory(self._directory)
         rest = _Rewriter(header, lsn)
@@ -433,7 +433,7 @@ class _Opening:
     # -- after -----------------------------------------------------------------------------------
 
     def _save_torn(self, found: Found) -> None:
-        """Keep the bytes after the torn point: they are evidence, not data."""
+        """Save the bytes after the torn point: they are evidence, not data."""
         if found.torn_from < 0:
             return
         target = f"{found.path}.torn-{self._clock.now_us()}"
@@ -441,14 +441,14 @@ class _Opening:
         self._file_system.sync_directory(self._directory)
 
     def _to_seal(self, found: Iterable[Found]) -> list[tuple[Segment, int]]:
-        """Return the segments that wait for their footer, with their frame counts.
+        """Return the segments without a footer, with their frame counts.
 
-        They are sealed in the background: until then a successor's cut says where they end.
+        They are sealed in the background: until then a successor's cut records their ends.
         """
         return [
             (item.segment, 0 if item.scan is None else item.scan.frames)
             for item in found
-            # A cut-short file has no honest end to put a footer after.
+            # A file that is cut short has no true end for a footer.
             if not item.sealed and item.size >= item.segment.body_end
         ]
 
@@ -458,7 +458,7 @@ def _frame_size(payload_bytes: int) -> int:
 
 
 class _Rewriter:
-    """Writes frames again for another segment: same offsets and sequence, new salt."""
+    """Rewrites frames for another segment: same offsets and sequence, new salt."""
 
     def __init__(self, header: fmt.SegmentHeader, lsn: int) -> None:
         self._header = header
@@ -471,7 +471,7 @@ class _Rewriter:
         self.count = 0
 
     def copy(self, source: File, start: int, end: int) -> None:
-        """Take over the frames in `[start, end)` of the old segment, all verified before."""
+        """Copy the frames in `[start, end)` of the old segment, all verified before."""
         position = start
         while position < end:
             head = fmt.read_head(read_fully(source, position, fmt.FRAME_HEAD_BYTES), 0)
@@ -539,7 +539,7 @@ class _Rewriter:
         self.size += size
 
     def index_frames(self, position: int) -> None:
-        """Note where the frames will be in the new segment."""
+        """Record the frames' positions in the new segment."""
         for head, at, size in self._data:
             index = self.indexes.setdefault(head.topic, FrameIndex())
             index.append(head.offset, position + at, size, head.time, head.records)

@@ -31,15 +31,15 @@ UNDECODABLE: Final = (
     TypeError,
     ValueError,
 )
-"""What a decoder raises for bytes that are whole, but not what their frame says."""
+"""Errors of a decoder for intact bytes that do not match their frame."""
 HOLE_BYTES_MAX: Final = 256
-"""Adjacent frames of a topic are read at once over holes of at most this many bytes."""
+"""One read covers adjacent frames of a topic across holes of at most this many bytes."""
 
 
 SMALL_RECORDS_MAX: Final = 64
-"""Frames of at most so many records are decoded together."""
+"""Frames of at most this many records are decoded together."""
 RUN_RECORDS_MAX: Final = 512
-"""So many records are decoded together: beyond it, larger columns gain nothing."""
+"""The limit of records decoded together: larger columns gain nothing."""
 
 
 class Frame(NamedTuple):
@@ -62,7 +62,7 @@ class Decoder(Protocol):
 
 
 class LogPin:
-    """A reader's claim on a topic's records; it holds back retention, in memory only."""
+    """A reader's claim on a topic's records; it delays retention, in memory only."""
 
     def __init__(self, source: LogSource, topic: int, offset: int) -> None:
         self._source = source
@@ -77,7 +77,7 @@ class LogPin:
 
 
 class LogSource:
-    """Gives the records of a journal's topics back. Any number of threads may read."""
+    """Reads the records of a journal's topics. Safe for any number of threads."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -145,7 +145,7 @@ class LogSource:
         return pin
 
     def unpin(self, pin: LogPin) -> None:
-        """Forget a pin; closing twice is fine."""
+        """Forget a pin; a second call is ignored."""
         with self._lock:
             self._pins.discard(pin)
 
@@ -153,7 +153,7 @@ class LogSource:
         """Return the lowest offset that a reader of the topic still needs."""
         with self._lock:
             pins = tuple(self._pins)
-        # Outside the lock: the garbage collector may close a forgotten reader right here.
+        # Outside the lock: the garbage collector may close a forgotten reader at this point.
         return min((pin.offset for pin in pins if pin.topic == topic), default=None)
 
     # -- frames ----------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class LogSource:
     def frames(self, topic: int, *, offset: int, end: int, bytes_max: int) -> list[Frame]:
         """Return verified frames below `end`, the first of which holds `offset`.
 
-        They are of one segment, without a gap between them, and of about `bytes_max` bytes.
+        They are from one segment, contiguous, and of about `bytes_max` bytes.
 
         Raises:
             NotFound: the log has freed the offset.
@@ -217,7 +217,7 @@ class LogSource:
             try:
                 frames.extend(found.all_verified(number, last))
             except CorruptionError:
-                # The frames before the damage are in the list; the next read meets the damage.
+                # The list has the frames before the damage; the next read meets the damage.
                 if not frames:
                     raise
                 break
@@ -226,7 +226,7 @@ class LogSource:
 
 
 def _not_here(state: TopicState, offset: int, *, offset_next: int) -> NotFound | CorruptionError:
-    """Return the error for an offset that no frame holds: it was freed just now, or it is lost."""
+    """Return the error for an offset without a frame: it was freed just now, or it is lost."""
     if offset < state.start:
         return NotFound(
             "offset is no longer in the log, start at the first available one",
@@ -242,7 +242,7 @@ def _not_here(state: TopicState, offset: int, *, offset_next: int) -> NotFound |
 
 
 def _unreadable(segment: Segment, state: TopicState, error: OSError) -> NotFound | Unavailable:
-    """Return the error for a segment's file that cannot be opened: freed just now, or trouble."""
+    """Return the error for a segment's file that cannot be opened: just freed, or an I/O error."""
     summary = segment.summary(state.id)
     if isinstance(error, FileNotFoundError) and summary is not None and summary[1] <= state.start:
         return NotFound(
@@ -253,7 +253,7 @@ def _unreadable(segment: Segment, state: TopicState, error: OSError) -> NotFound
 
 
 class _Found(NamedTuple):
-    """Bytes read from a segment at `start`, and what must be in them."""
+    """Bytes read from a segment at `start`, and the expected frames."""
 
     data: bytes
     start: int
@@ -262,10 +262,10 @@ class _Found(NamedTuple):
     state: TopicState
 
     def all_verified(self, first: int, last: int) -> Iterator[Frame]:
-        """Yield frames `[first, last)`, each checked against all that is known of it.
+        """Yield frames `[first, last)`, each checked against its index and its own checksums.
 
         Raises:
-            CorruptionError: at the first one that is damaged.
+            CorruptionError: at the first damaged frame.
         """
         data, start, index = self.data, self.start, self.frame_index
         view = memoryview(data)
@@ -294,7 +294,7 @@ class _Found(NamedTuple):
             yield new_tuple(Frame, (new_tuple(fmt.FrameHead, fields), data, payload))
 
     def _damage(self, number: int) -> CorruptionError:
-        """Return the error for a damaged frame, with what is wrong with it."""
+        """Return the error for a damaged frame, with its fault."""
         data, index = self.data, self.frame_index
         at = (index.positions[number] << 3) - self.start
         fault = "segment is cut short"
@@ -312,7 +312,7 @@ class _Found(NamedTuple):
 
 
 def _frame_end(index: FrameIndex, number: int) -> int:
-    """Return the offset after a frame; a gap after it counts as its own, which is harmless."""
+    """Return the offset after a frame; a gap after it counts as part of it, which is harmless."""
     if number + 1 < index.count:
         return index.offsets[number + 1]
     return index.end
@@ -321,7 +321,7 @@ def _frame_end(index: FrameIndex, number: int) -> int:
 def _stop(
     index: FrameIndex, first: int, visible: int, bytes_max: int, ranges: list[SpecialRange]
 ) -> int:
-    """Return the number after the last frame of a piece: within bytes, visible, before a gap."""
+    """Return the index after the last frame of a piece: within bytes, visible, before a gap."""
     limit = visible
     offset = index.offsets[first]
     for special in ranges:
@@ -341,10 +341,10 @@ def _stop(
 
 
 def batches_of(frames: list[Frame], decoder: Decoder, *, offset: int, topic: object) -> list[Batch]:
-    """Decode consecutive verified frames, the first of which holds `offset`, from there on.
+    """Decode consecutive verified frames from `offset` on, which the first frame holds.
 
-    Small neighbours are decoded together. What is before a frame that cannot be decoded is
-    given; `topic` is how errors name the topic.
+    Small neighbours are decoded together. The frames before an undecodable frame are returned;
+    `topic` names the topic in errors.
 
     Raises:
         CorruptionError: if the first frame cannot be decoded.
@@ -364,7 +364,7 @@ def batches_of(frames: list[Frame], decoder: Decoder, *, offset: int, topic: obj
             data = decoder.decode(frame)
         except UNDECODABLE as error:
             if batches:
-                # What is before it is given first, as before any damage.
+                # The frames before it are returned first, as before any damage.
                 break
             raise _undecodable(frame, topic, error) from error
         head = frame.head
@@ -393,7 +393,7 @@ def _decode_small(decoder: Decoder, frames: list[Frame]) -> pa.RecordBatch | Non
     try:
         return decoder.decode_small(frames)
     except UNDECODABLE:
-        # One by one they tell which of them it is.
+        # Decoding them one by one finds the bad frame.
         return None
 
 

@@ -1,7 +1,7 @@
-"""Open a journal's directory: find what is durable, cut what is torn, report what is lost.
+"""Recover a journal's directory: find durable frames, cut torn ones, report lost ones.
 
-The crash table in `docs/internals/log.md` says why each order of steps holds. Recovery changes
-nothing before the new segment is durable, so that it may be cut short and run again.
+The crash table in `docs/internals/log.md` explains the order of the steps. Recovery changes
+nothing before the new segment is durable, so that it can be interrupted and run again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECORDS_PER_BYTE_MAX: Final = 8
 
 @attrs.define
 class RecoveryReport:
-    """What opening the journal found; shown by `frazil doctor` and in `stats`."""
+    """The findings of opening the journal; shown by `frazil doctor` and in `stats`."""
 
     segments: int = 0
     frames_scanned: int = 0
@@ -56,7 +56,7 @@ class RecoveryReport:
 
 @attrs.define
 class Found:
-    """A segment file in the directory with what is known of it."""
+    """A segment file in the directory with its known facts."""
 
     path: str
     header: fmt.SegmentHeader
@@ -90,19 +90,19 @@ class Survey:
         self._known = known_topics or {}
         self._known_cursors = known_cursors or {}
         self._absent: list[tuple[int, int]] = []
-        """Numbers `[first, end)` of segments that are not there; freed ones may be among them."""
+        """Numbers `[first, end)` of missing segments; freed ones may be among them."""
         self._freed_before = 0
         self._heads_lost: list[fmt.FrameHead] = []
-        """Heads of frames that are damaged, or are where they were not written."""
+        """Heads of frames that are damaged or misplaced."""
         self._unknown: list[tuple[int, set[int]]] = []
-        """Damage that hides its topics: a bound on its records, and the topics it cannot be of."""
+        """Damage with unknown topics: a bound on its records, and the topics excluded from it."""
         self.found: list[Found] = []
         self.temp_files: list[str] = []
         self.report = RecoveryReport()
         self.state = JournalState()
 
     def run(self) -> None:
-        """Find the segments, settle where each ends, and replay the state.
+        """Find the segments, determine their ends, and replay the state.
 
         Raises:
             InvalidRequest: if a newer Frazil wrote a segment.
@@ -114,7 +114,7 @@ class Survey:
         lsn = self.found[0].header.previous_lsn
         for number, found in enumerate(self.found):
             if found.header_damaged:
-                # The frame that stands in for the header may have been moved there.
+                # The frame used in place of the header may have been moved there.
                 lsn = min(lsn, found.header.previous_lsn)
                 found.header = found.header._replace(previous_lsn=lsn)
             if number + 1 < len(self.found):
@@ -127,9 +127,9 @@ class Survey:
         self.report.segments = len(self.found)
 
     def restore_known(self, watermarks: Mapping[int, int]) -> None:
-        """Bring topics back that others remember of a journal that has no segment left.
+        """Restore topics known elsewhere of a journal without any segment.
 
-        Their records are lost; their names, columns and offsets must not be taken anew.
+        Their records are lost; their names, columns and offsets must not be reused.
         """
         for spec, schemas in self._known.values():
             topic = self._define_known(spec, schemas)
@@ -145,10 +145,10 @@ class Survey:
             )
 
     def restore_later(self) -> bool:
-        """Bring topics back that are younger than the last frame there is; tell if there are any.
+        """Restore topics newer than the last frame; tell whether there are any.
 
-        The journal is an older copy, or lost its end: what others hold of these topics must neither
-        be forgotten nor fall to other topics that get their ids.
+        The journal is an older copy, or lost its end: data of these topics in other stores must
+        neither be forgotten nor assigned to other topics that get their ids.
         """
         names = {topic.spec.name for topic in self.state.topics.values()}
         ids = sorted(each for each in self._known if each > self.state.topic_id_last)
@@ -161,12 +161,12 @@ class Survey:
         return bool(later)
 
     def _define_known(self, spec: TopicSpec, schemas: Mapping[int, bytes]) -> TopicState:
-        """Define a topic as the metadata remembers it, since the log's own definition is lost."""
+        """Define a topic from the metadata because the log's own definition is lost."""
         topic = self.state.define_topic(spec)
         topic.schemas.update(schemas)
         topic.schema_version = max(topic.schemas, default=0)
-        # They went with the definition. Frames that are left come on top, so that no older copy
-        # counts for more than they do.
+        # The cursors were lost with the definition. Remaining frames are applied after these, so
+        # that an older copy never overrides them.
         for name, cursor in self._known_cursors.get(spec.id, {}).items():
             topic.cursors[name] = cursor.copy()
         return topic
@@ -192,7 +192,7 @@ class Survey:
         journals = {found.header.journal for found in self.found}
         if len(journals) > 1:
             raise CorruptionError(
-                "segments of different journals lie in one directory; move the foreign ones out",
+                "segments of different journals are in one directory; move the foreign ones out",
                 directory=self._directory,
             )
         for number, path in damaged:
@@ -206,7 +206,7 @@ class Survey:
         return found
 
     def _add_damaged(self, number: int, path: str, journals: set[bytes]) -> None:
-        """Rebuild a damaged header from the first valid frame, or leave the file out."""
+        """Rebuild a damaged header from the first valid frame, or exclude the file."""
         file = self._files.get(path)
         size = file.size()
         head = _first_frame(file, size) or _any_frame(file, size)
@@ -246,7 +246,7 @@ class Survey:
     # -- where each segment ends -----------------------------------------------------------------
 
     def _settle_older(self, found: Found, successor: Found) -> None:
-        """Settle a segment that has a successor: all below the cut was synced before the successor was created."""
+        """Set the end of a segment with a successor: all below its cut was synced before."""
         cut = LENGTH_UNKNOWN
         if successor.header.previous_segment == found.header.segment:
             cut = successor.header.previous_length
@@ -272,7 +272,7 @@ class Survey:
         self._use_scan(found, scan, end=cut)
 
     def _settle_last(self, found: Found) -> None:
-        """Settle the last segment: tell its torn tail from damage to synced frames (F1, F2)."""
+        """Set the last segment's end: a torn tail is cut, damaged synced frames are not (F1, F2)."""
         footer = read_footer(self._files.get(found.path))
         if footer is not None and footer.generation == found.header.generation:
             # It was sealed after its successor was created, so the successor's file is missing.
@@ -288,13 +288,12 @@ class Survey:
         self._use_scan(found, scan, end=scan.end)
 
     def _drop_tail(self, found: Found, scan: Scan) -> None:
-        """Cut at the first fault that nothing proves to have been synced."""
+        """Cut at the first fault that is not proven to have been synced."""
         for fault in scan.faults:
             if scan.synced > fault.lsn_before:
                 continue
             if fault.position < found.header.initial_length:
-                # These bytes were synced before the segment got its name: nothing there can be
-                # torn.
+                # These bytes were synced before the segment was renamed: they cannot be torn.
                 continue
             if not fault.zero or fault.lsn_after:
                 found.torn_from = fault.position
@@ -310,7 +309,7 @@ class Survey:
             heads, unread = _heads_in(self._files.get(found.path), found.header, fault)
             self._heads_lost += heads
             if unread and fault.missing and found is self.found[-1]:
-                # Behind any other segment a checkpoint tells the head of every topic.
+                # After any other segment a checkpoint carries the head of every topic.
                 later = {
                     topic
                     for topic, index in scan.indexes.items()
@@ -350,7 +349,7 @@ class Survey:
                 self._scan(found, end=found.segment.body_end)
             self._replay_scan(found.scan)
         for first, end in self._absent:
-            # Of freed segments any may be gone already: their removal was not synced.
+            # Files of freed segments may be missing already: their removal was not synced.
             self._missing(max(first, self.state.segment_first), end)
         if self.state.segment_first < self.found[0].header.segment:
             first = self.state.segment_first
@@ -384,9 +383,9 @@ class Survey:
         for _position, head, data in scan.runs:
             state.apply_runs(head, fmt.decode_runs(memoryview(data), head.runs))
         for topic_id, index in scan.indexes.items():
-            # Where all frames of a topic were cut off, `end` is the offset of the first of them.
+            # If all frames of a topic were cut off, `end` is the offset of the first of them.
             if index.count:
-                # A damaged definition of the topic may have been passed over.
+                # A damaged definition of the topic may have been skipped.
                 topic = state.topics.get(topic_id) or self._placeholder(topic_id)
                 topic.next = max(topic.next, index.end)
         state.lsn = max(state.lsn, scan.lsn)
@@ -398,11 +397,11 @@ class Survey:
         try:
             self.state.apply(head, payload)
         except CorruptionError as error:
-            # A whole frame that means nothing here: the rest of the log is opened all the same.
+            # An intact frame without meaning here: the rest of the log is opened all the same.
             self.report.warnings.append(f"batch {head.lsn} is passed over: {error}")
 
     def _placeholder(self, topic_id: int) -> TopicState:
-        """Stand in for a topic whose definition is lost: from the metadata, or by its number."""
+        """Replace a lost topic definition: from the metadata, or by its number."""
         known = self._known.get(topic_id)
         if known is not None:
             return self._define_known(*known)
@@ -415,11 +414,11 @@ class Survey:
     # -- what is lost ----------------------------------------------------------------------------
 
     def _note_lost(self) -> None:
-        """Compare what the segments hold of each topic with what they must hold."""
+        """Compare each topic's offsets in the segments with those that they must hold."""
         kept = [f for f in self.found if f.header.segment >= self.state.segment_first]
         topics = self.state.topics
         for head in self._heads_lost:
-            # What stood before a lost frame was there, too, even if no other head tells of it.
+            # Offsets before a lost frame existed, too, even if no other head shows it.
             topic = topics.get(head.topic)
             if topic is not None and head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS):
                 topic.next = max(topic.next, head.offset + head.records)
@@ -432,7 +431,7 @@ class Survey:
             for first, end in there.missing(start, topic.next):
                 self._lose(topic, first, end, "damaged")
         for records, later in self._unknown:
-            # No topic may use offsets that the damaged frames may have held.
+            # No topic may reuse offsets that the damaged frames may have held.
             for topic in topics.values():
                 if topic.id not in later:
                     self._lose(topic, topic.next, topic.next + records, "may have been lost")
@@ -443,22 +442,22 @@ class Survey:
         topic.add_range(special)
 
     def _first_held(self, topic: TopicState, kept: list[Found]) -> int | None:
-        """Return the offset from which on the segments must hold a topic, None if unknown.
+        """Return the first offset that the segments must hold of a topic, None if unknown.
 
-        The checkpoint that the state stands on tells, unless segments were freed after it.
+        The state's checkpoint has it, unless segments were freed after it.
         """
         if self._freed_before == self.state.segment_first:
             return topic.start
         first = self._checkpoint_of(kept[0]) if kept else None
         if first is None:
             return None
-        # A topic that it does not know was made after it: none of its records was freed.
+        # A topic absent from it was created after it: none of its records was freed.
         known = first.topics.get(topic.id)
         return topic.start if known is None else max(topic.start, known.next)
 
 
 def _held(found: Found, topic: int) -> list[tuple[int, int]]:
-    """Return the offsets of a topic that the frames of a segment hold."""
+    """Return the offsets of a topic in a segment's frames."""
     summary = found.segment.summary(topic)
     if summary is None:
         return []
@@ -478,7 +477,7 @@ def _first_frame(file: File, size: int) -> fmt.FrameHead | None:
 
 
 def _any_frame(file: File, size: int) -> fmt.FrameHead | None:
-    """Return the head of the first valid frame of a file whose first bytes are destroyed."""
+    """Return the head of the first valid frame of a file with destroyed first bytes."""
     start = fmt.SEGMENT_HEADER_BYTES
     while start + fmt.FRAME_HEAD_BYTES <= size:
         window = read_fully(file, start, SEARCH_BYTES)
@@ -496,7 +495,7 @@ def _any_frame(file: File, size: int) -> fmt.FrameHead | None:
 def _heads_in(
     file: File, header: fmt.SegmentHeader, fault: Fault
 ) -> tuple[list[fmt.FrameHead], int]:
-    """Return the heads that are whole in a bad stretch, and how many bytes they do not explain."""
+    """Return the intact heads in a bad stretch, and the number of bytes they do not explain."""
     heads: list[fmt.FrameHead] = []
     position = fault.position
     while position < fault.end:

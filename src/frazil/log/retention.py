@@ -1,7 +1,7 @@
-"""Which segments may go: only holds and retention free data. Pure functions.
+"""Choose the segments to free: only holds and retention free data. Pure functions.
 
-Segments go oldest first, so that a journal is always one unbroken chain. A topic whose hold is
-stuck keeps its segments until its data is `released`, that is, held by the next tier.
+Segments are freed oldest first, so that a journal is always one unbroken chain. A topic with a
+stuck hold keeps its segments until its data is `released`, that is, held by the next tier.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from frazil.log.state import TopicState
 
 CLOCK_JUMP_US: Final = 3600 * 1_000_000
-"""A jump of the clock by more than this pauses what is decided by time."""
+"""A larger jump of the clock pauses decisions by time."""
 
 
 @attrs.frozen
 class Policy:
-    """How long and how much of a topic is kept once no hold needs it."""
+    """The age and size up to which a topic is kept once no hold needs it."""
 
     age_us: int
     bytes_max: int
@@ -32,24 +32,24 @@ class Policy:
 
 @attrs.frozen
 class RetentionView:
-    """What a decision needs to know, taken once."""
+    """The input of a decision, read once."""
 
     now_us: int
     time_trusted: bool
     delete_grace_us: int
     policies: Mapping[int, Policy]
     released: Mapping[int, int]
-    """Offsets below which the next tier holds a topic's data, whatever its holds say."""
+    """Offsets below which the next tier holds a topic's data, regardless of its holds."""
     pinned: Mapping[int, int]
     """The lowest offset that an open reader of a topic still needs."""
     journal_bytes_max: int = 1 << 62
-    """Beyond this the oldest segments go even if a topic's retention would keep them longer."""
+    """Above this size the oldest segments are freed even against a topic's retention."""
 
 
 def segments_to_free(
     segments: Sequence[Segment], topics: Mapping[int, TopicState], view: RetentionView
 ) -> int:
-    """Return how many of the oldest segments may go; the active one never does."""
+    """Return how many of the oldest segments can be freed; the active one never is."""
     later = _bytes_by_topic(segments)
     excess = sum(segment.body_end for segment in segments) - view.journal_bytes_max
     count = 0
@@ -82,7 +82,7 @@ def _may_go(
     *,
     early: bool,
 ) -> bool:
-    """Tell whether a topic's frames in one segment may go; `early` if the journal is too large."""
+    """Tell whether a topic allows freeing a segment; `early` if the journal is too large."""
     _first, end, _size, _time_min, time_max = summary
     if end > view.pinned.get(topic.id, end):
         return False
@@ -101,7 +101,7 @@ def _may_go(
 def held_bytes(topic: TopicState, segments: Sequence[Segment], released: int) -> tuple[int, int]:
     """Return the bytes that a topic's holds keep here, and the time of the oldest of them.
 
-    A segment counts whole as soon as one of its records is needed.
+    A segment counts in full while one of its records is needed.
     """
     floor = max(topic.floor, released)
     size = oldest = 0
@@ -114,7 +114,7 @@ def held_bytes(topic: TopicState, segments: Sequence[Segment], released: int) ->
 
 
 class ClockWatch:
-    """Notices when the wall clock and the monotonic clock part ways (F13)."""
+    """Detects when the wall clock and the monotonic clock diverge (F13)."""
 
     def __init__(self, *, now_us: int, monotonic_s: float) -> None:
         self._now_us = now_us
@@ -122,7 +122,7 @@ class ClockWatch:
         self._trusted_from_s = monotonic_s
 
     def trusted(self, *, now_us: int, monotonic_s: float) -> bool:
-        """Tell whether the wall clock ran evenly for as long as a jump would matter."""
+        """Tell whether the wall clock has run evenly for as long as a jump matters."""
         drift_us = (now_us - self._now_us) - int((monotonic_s - self._monotonic_s) * 1e6)
         self._now_us, self._monotonic_s = now_us, monotonic_s
         if abs(drift_us) > CLOCK_JUMP_US:

@@ -1,6 +1,6 @@
-"""Read a segment's frames one after another, find the bad ones, and go on after them.
+"""Read a segment's frames in order, find damaged ones, and continue after them.
 
-Recovery and `frazil log verify` use it; sealed segments are known by their footer instead.
+Used by recovery and `frazil log verify`; sealed segments are read through their footer instead.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 WINDOW_BYTES: Final = 8 << 20
 _SCAN_HEAD: Final = struct.Struct("<QIIB8sxHII4xQQI4xq8x")
-"""A frame's head less the fields that the scan does not look at."""
+"""A frame's head without the fields that the scan ignores."""
 UNNUMBERED: Final = (fmt.KIND_CHECKPOINT, fmt.KIND_MARKER)
-"""Kinds of frames that bear the batch sequence of the frame before them."""
+"""Kinds of frames that carry the batch sequence of the frame before them."""
 
 
 class Fault(NamedTuple):
-    """A stretch `[position, end)` of the file that holds no valid frame, and what is around it."""
+    """A stretch `[position, end)` of the file without a valid frame, and its surroundings."""
 
     position: int
     end: int
     reason: str
     lsn_before: int
     lsn_after: int
-    """The first batch sequence found after it; 0 if nothing valid follows."""
+    """The first batch sequence found after it; 0 without a valid frame after it."""
     zero: bool
     """The stretch is all zeroes."""
     missing: int
-    """How many batch sequences are missing before the frame after it; -1 if none follows."""
+    """How many batch sequences are missing before the frame after it; -1 without such a frame."""
 
 
 class Control(NamedTuple):
-    """A frame that is not data: it must be applied to the state."""
+    """A frame without data: it must be applied to the state."""
 
     position: int
     head: fmt.FrameHead
@@ -52,26 +52,25 @@ class Control(NamedTuple):
 
 
 class Scan:
-    """What one pass over a segment found."""
+    """The findings of one pass over a segment."""
 
     def __init__(self, *, lsn: int) -> None:
         self.indexes: dict[int, FrameIndex] = {}
         self.controls: list[Control] = []
         self.faults: list[Fault] = []
         self.misplaced: list[fmt.FrameHead] = []
-        """Heads of whole frames of this segment that are where they were not written."""
+        """Heads of misplaced but intact frames of this segment."""
         self.runs: list[tuple[int, fmt.FrameHead, bytes]] = []
         """(position, head, encoded runs) of the data frames of idempotent producers"""
         self.breaks: list[tuple[int, int, int, int]] = []
         """(topic, expected offset, found offset, position) where a topic's offsets break"""
         self.lsns = array("Q")
         self.ends = array("Q")
-        """Batch sequence and end of each frame that has a sequence number of its own."""
+        """Batch sequence and end of each frame with its own sequence number."""
         self.initial_end = 0
-        """The end of the segment's own checkpoint; where that would start if it
-        is damaged."""
+        """The end of the segment's own checkpoint; its expected start if it is damaged."""
         self.lsn = lsn
-        # What is before the segment was synced before the segment was created.
+        # Everything before the segment was synced before the segment was created.
         self.synced = lsn
         self.end = 0
         self.frames = 0
@@ -81,13 +80,13 @@ class Scan:
         self.end_closed = 0
 
     def proven(self) -> tuple[int, int]:
-        """Return the end of what is proven to be synced, and the last batch sequence before it.
+        """Return the end of the data proven to be synced, and the last batch sequence before it.
 
-        Markers after it are not: they have no sequence of their own that could be proven.
+        Markers after it do not count: they have no sequence of their own as proof.
         """
         number = bisect_right(self.lsns, self.synced)
         end = self.ends[number - 1] if number else self.initial_end
-        # A fault that stayed in the scan was proven to be damage, so all before it was synced.
+        # A fault kept in the scan is proven damage, so all before it was synced.
         end = max([end, *(fault.end for fault in self.faults)])
         number = bisect_right(self.ends, end)
         return end, self.lsns[number] - 1 if number < len(self.lsns) else self.lsn
@@ -107,7 +106,7 @@ class Scan:
         self.closed = False
 
     def cut_indexes(self, position: int) -> None:
-        """Forget where the frames at and after `position` are."""
+        """Remove the frames at and after `position` from the indexes."""
         for topic, index in self.indexes.items():
             behind = (item for item in self.breaks if item[0] == topic and item[3] >= position)
             index.cut(position, {found: end for _, end, found, _ in behind})
@@ -116,9 +115,9 @@ class Scan:
 class Scanner:
     """One pass over `[start, end)` of a segment file.
 
-    Batch sequences never fall in what was written, and rise by more than one only after a stretch
-    that had room for the frames between. A whole frame that breaks this was moved (a misdirected
-    write, exchanged blocks): it is damage where it is, but proves what was synced before it.
+    Batch sequences never decrease in the written order, and skip only over a stretch with room for
+    the skipped frames. An intact frame that breaks this was moved (a misdirected write, exchanged
+    blocks): it is damage at its position, but proves which batches were synced before it.
     """
 
     def __init__(
@@ -131,11 +130,11 @@ class Scanner:
         self._position = start
         self._pending: dict[int, list[int]] = {}
         """By topic: offset, position, length, time, records of each frame, one after another. A
-        flat list of integers, because a tuple a frame would keep the garbage collector busy."""
+        flat list of integers: a tuple for each frame would keep the garbage collector busy."""
         self.result = Scan(lsn=lsn)
 
     def run(self) -> Scan:
-        """Scan to the end; faults are listed, frames after them are taken too."""
+        """Scan to the end; list faults and continue with the frames after them."""
         result = self.result
         result.end = result.initial_end = self._position
         window_bytes = WINDOW_BYTES
@@ -151,12 +150,12 @@ class Scanner:
                     window_bytes = max(want, WINDOW_BYTES)
                     continue
                 self._skip_fault()
-        # Of batches that a moved frame proves to be synced no number is given again.
+        # Batch sequences that a moved frame proves to be synced are never reused.
         result.lsn = max(result.lsn, result.synced)
         return result
 
     def _take(self, window: bytes) -> tuple[int, int]:
-        """Take frames off the window; return the bytes used and the bytes needed to go on.
+        """Parse frames from the window; return the bytes used and the bytes needed to continue.
 
         A need beyond the file's end is a fault, which the caller handles.
         """
@@ -171,10 +170,10 @@ class Scanner:
         return used, want
 
     def _walk(self, window: bytes) -> tuple[int, int]:
-        """Go over the window frame by frame; `used` is -1 - position if a bad frame is there.
+        """Parse the window frame by frame; `used` is -1 - position at a bad frame.
 
-        This loop is the speed of recovery: frames of one record take it half a million times a
-        second, so data frames in sequence are handled without leaving it.
+        This loop is the speed of recovery: it parses half a million one-record frames a second, so
+        data frames in sequence are handled without leaving it.
         """
         unpack, crc32 = _SCAN_HEAD.unpack_from, zlib.crc32
         result, pending = self.result, self._pending
@@ -230,7 +229,7 @@ class Scanner:
         return (-1 - at, 0) if used < 0 else (used, want)
 
     def _passed_data(self, ends: list[int], *, lsn: int, synced: int) -> None:
-        """Note data frames that followed each other in sequence, the last one with `lsn`."""
+        """Note consecutive data frames; the last one has the sequence `lsn`."""
         result = self.result
         if ends:
             result.lsns.extend(range(lsn - len(ends) + 1, lsn + 1))
@@ -240,7 +239,7 @@ class Scanner:
             result.synced = max(result.synced, synced)
 
     def _take_other(self, window: bytes, at: int) -> bool:
-        """Take a valid frame that is not data in sequence; False if it does not belong here."""
+        """Parse any other valid frame; False if it does not belong here."""
         position = self._position + at
         if at:
             self.result.end = position
@@ -263,7 +262,7 @@ class Scanner:
         self.result.runs.append((self._position + at, head, runs))
 
     def _extend_index(self, topic: int, rows: list[int]) -> None:
-        """Put a topic's frames of one window into its index, and note where offsets break."""
+        """Add a topic's frames of one window to its index, and note where offsets break."""
         result = self.result
         offsets, positions, lengths, times, records = (rows[column::5] for column in range(5))
         index = result.indexes.get(topic)
@@ -285,7 +284,7 @@ class Scanner:
         result.closed = result.closed and result.end_closed > positions[-1]
 
     def _in_order(self, head: fmt.FrameHead, position: int) -> bool:
-        """Tell whether a whole frame may have been written at a position; note one that was not."""
+        """Tell whether an intact frame belongs at a position; note one that does not."""
         result = self.result
         missing = _missing_before(head, result.lsn)
         if 0 <= missing * fmt.FRAME_HEAD_BYTES <= position - result.end:
@@ -301,7 +300,7 @@ class Scanner:
             result.ends.append(position + head.length + fmt.FRAME_PREFIX_BYTES)
         elif head.kind == fmt.KIND_CHECKPOINT:
             result.initial_end = position + head.length + fmt.FRAME_PREFIX_BYTES
-        # Behind a fault a marker may be the first to tell how far the sequence had come.
+        # After a fault a marker may be the first frame to show how far the sequence had come.
         result.lsn = head.lsn
         if head[11] > result.synced:
             result.synced = head[11]
@@ -348,7 +347,7 @@ class Scanner:
         return "checksum does not match"
 
     def _search(self, position: int) -> tuple[int, bool, fmt.FrameHead | None]:
-        """Return where the next valid frame starts (or the end), if all before is zero, its head."""
+        """Return the next valid frame's start (or the end), whether only zeroes precede it, its head."""
         zero = True
         at = position
         overlap = fmt.SALT_POSITION + len(self._salt)

@@ -1,4 +1,4 @@
-"""Segment files: creation, sealing, and what readers need to know of each."""
+"""Segment files: creation, sealing, and their read-side view."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def segment_name(segment: int) -> str:
 
 
 def segment_number(name: str) -> int | None:
-    """Return the id in a segment's file name, None if it is no such name."""
+    """Return the id in a segment's file name, None for any other name."""
     stem = name.removesuffix(SUFFIX)
     if stem == name or len(stem) != 16:
         return None
@@ -44,10 +44,10 @@ def segment_number(name: str) -> int | None:
 
 
 class Segment:
-    """One segment as readers see it: which topics it holds and where their frames are.
+    """One segment as readers see it: its topics and the positions of their frames.
 
-    `body_end` is the end of its valid frames. The active segment's indexes grow under the readers;
-    those of a sealed one are loaded from its footer when first needed.
+    `body_end` is the end of its valid frames. The active segment's indexes grow during reads; those
+    of a sealed segment are loaded from its footer on first use.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Segment:
         return {t for t, p in list(self.indexes.items()) if p.count} | set(self._entries)
 
     def use_footer(self, footer: Footer) -> None:
-        """Know this segment by its footer; indexes are loaded on demand."""
+        """Use the footer of a sealed segment; indexes are loaded on demand."""
         self.body_end = footer.body_end
         self.lsn_last = footer.lsn_last
         self.sealed_us = footer.time_us
@@ -108,7 +108,7 @@ class Segment:
         return {topic: each for topic, each in found.items() if each is not None}
 
     def index(self, topic: int) -> FrameIndex | None:
-        """Return where a topic's frames are; reads the footer's index the first time."""
+        """Return the frame index of a topic; the first call reads it from the footer."""
         index = self.indexes.get(topic)
         if index is not None:
             return index
@@ -125,7 +125,7 @@ class Segment:
         return index
 
     def _index_by_scan(self, entry: TopicEntry, error: CorruptionError) -> FrameIndex:
-        """Find a topic's frames again whose index is damaged: the frames themselves are there."""
+        """Rebuild a damaged index of a topic from the frames themselves."""
         scan = Scanner(
             self.file(),
             salt=self.salt,
@@ -148,7 +148,7 @@ class Segment:
         ) from error
 
     def forget_indexes(self) -> None:
-        """Give the memory of indexes back that the footer can give again."""
+        """Free the memory of indexes that can be reloaded from the footer."""
         if self._entries:
             self.indexes = {}
 
@@ -158,7 +158,7 @@ class Segment:
 
 
 class OpenFiles:
-    """Files opened for reading, the least recently used ones let go beyond a limit.
+    """Files opened for reading; above a limit the least recently used ones are dropped.
 
     A file that a reader still uses stays open until that reader drops it.
     """
@@ -189,17 +189,17 @@ class OpenFiles:
         except OSError as error:
             if error.errno not in NO_DESCRIPTORS:
                 raise
-            # Give ours back and try once more.
+            # Close ours and try once more.
             self.clear()
             return self._file_system.open(path, "read")
 
     def drop(self, path: str) -> None:
-        """Let a file go, because it is gone or was replaced."""
+        """Drop a file that was removed or replaced."""
         with self._lock:
             self._files.pop(path, None)
 
     def clear(self) -> None:
-        """Let all files go."""
+        """Drop all files."""
         with self._lock:
             self._files.clear()
 
@@ -212,8 +212,8 @@ def create_segment(
 ) -> tuple[File, int]:
     """Create a segment whose header and first frames are durable, and return it open.
 
-    It is written under another name, synced, then renamed and the directory synced: a segment
-    with its real name is always whole. Returns the file and the position after the frames.
+    It is written under a temporary name, synced, then renamed and the directory synced: a segment
+    with its final name is always whole. Returns the file and the position after the frames.
     """
     path = f"{directory}/{segment_name(header.segment)}"
     temporary = path.removesuffix(SUFFIX) + SUFFIX_TEMP
@@ -267,7 +267,7 @@ def body_hash(file: File, body_end: int) -> bytes:
 
 
 def read_footer(file: File) -> Footer | None:
-    """Return the verified footer of a sealed segment, None if there is none or it is damaged."""
+    """Return the verified footer of a sealed segment, None if it is absent or damaged."""
     size = file.size()
     if size < fmt.SEGMENT_HEADER_BYTES + fmt.TRAILER.size:
         return None

@@ -1,4 +1,4 @@
-"""The room on the disk: stop publishing before it is full, resume when there is room (F7)."""
+"""Free disk space: stop publishing before the disk is full, resume when there is room (F7)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HYSTERESIS_RATIO: Final = 0.1
 
 
 class SpaceGuard:
-    """Watches the free room of the data directory and keeps a ballast file for hard times.
+    """Watches the free space of the data directory and keeps a ballast file as a reserve.
 
-    Publishing stops below the mark; frames of control, deletes and metadata go on. When the disk
-    is so full that even they may fail, the ballast is given up; it comes back with the room.
+    Publishing stops below the mark; control frames, deletes and metadata continue. When the disk
+    is so full that even they may fail, the ballast is deleted; it is recreated when there is room.
     """
 
     def __init__(self, file_system: FileSystem, directory: str, settings: LogSettings) -> None:
@@ -34,12 +34,12 @@ class SpaceGuard:
 
     @property
     def mark_bytes(self) -> int:
-        """Return the free room below which publishing stops."""
+        """Return the free space below which publishing stops."""
         settings = self._settings
         return max(settings.free_bytes_min, int(self.total_bytes * settings.free_ratio_min))
 
     def check(self) -> bool:
-        """Look at the room, update `blocked` and the ballast; return whether it changed."""
+        """Check the free space, update `blocked` and the ballast; tell whether it changed."""
         self.free_bytes, self.total_bytes = self._file_system.space(self._directory)
         before = self.blocked
         self.blocked = self.free_bytes < self.mark_bytes * (1 + HYSTERESIS_RATIO * before)
@@ -49,7 +49,7 @@ class SpaceGuard:
             elif self.free_bytes < self._settings.ballast_bytes:
                 self.give_up_ballast()
         except OSError as error:
-            # The ballast is a help, not a condition: what was decided above stands without it.
+            # The ballast is optional: the decision above holds without it.
             warn("ballast_trouble", path=self._ballast, error=error)
         return self.blocked != before
 

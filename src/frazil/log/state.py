@@ -1,6 +1,6 @@
-"""What a journal knows of its topics: heads, schemas, holds, producers, gaps. No I/O.
+"""The state of a journal's topics: heads, schemas, holds, producers, gaps. No I/O.
 
-The newest checkpoint plus the frames after it is the whole state; `checkpoint.py` writes it out.
+The newest checkpoint plus the frames after it is the whole state; `checkpoint.py` encodes it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ RANGE_GAP: Final = "gap"
 RANGE_LOST: Final = "lost"
 
 PRODUCER_WINDOW_DEFAULT: Final = 5
-"""Repeats among so many batches of an idempotent producer are recognised."""
+"""The number of batches of an idempotent producer within which repeats are recognised."""
 PRODUCERS_MAX: Final = 100_000
-"""So many producers are remembered, the last active ones."""
+"""The limit of remembered producers; the most recently active ones are kept."""
 
 
 class SpecialRange(NamedTuple):
@@ -69,18 +69,18 @@ class Producer:
 
     @property
     def time_us(self) -> int:
-        """Return when it last published; 0 if it never did."""
+        """Return the time of its last publish; 0 without one."""
         return self.window[-1].time_us if self.window else 0
 
     def record(self, sent: Sent, *, epoch: int) -> None:
-        """Remember a batch; a higher epoch starts afresh."""
+        """Remember a batch; a higher epoch resets the window."""
         if epoch < self.epoch:
-            # Recovery shows the frames after a checkpoint that knows the newer epoch already.
+            # Recovery replays frames after a checkpoint that has the newer epoch already.
             return
         if epoch > self.epoch:
             self.window.clear()
             self.epoch = epoch
-        # Recovery may show a frame twice: in the checkpoint's window and after the checkpoint.
+        # Recovery may replay a frame twice: in the checkpoint's window and after the checkpoint.
         if not self.window or sent.lsn > self.window[-1].lsn or sent not in self.window:
             self.window.append(sent)
 
@@ -91,7 +91,7 @@ class Follower(Protocol):
     def written(self, offset: int, time_us: int, records: Sequence[Any]) -> None:
         """Take the messages of a written frame: a `Message` each, or the payload alone.
 
-        They may be used when the topic's `durable` has passed them.
+        They may be used once the topic's `durable` is past them.
         """
 
     def woken(self) -> None:
@@ -99,10 +99,10 @@ class Follower(Protocol):
 
 
 class TopicState:
-    """One topic in one journal. Owned by the writer; readers look at single fields only.
+    """One topic in one journal. Owned by the writer; readers read single fields only.
 
-    `start` is the oldest offset held here; `next` is the head; below `durable` everything is
-    fsynced, and readers see nothing from there on.
+    `start` is the oldest offset held here; `next` is the head; everything below `durable` is
+    fsynced and visible to readers, and nothing above it is.
     """
 
     __slots__ = (
@@ -137,27 +137,27 @@ class TopicState:
         self.durable = 0
         self.holds: dict[str, int] = {}
         self.cursors: dict[str, CursorState] = {}
-        """Progress of the subscriptions, by name. The journal's thread changes them."""
+        """Progress of the subscriptions, by name. Only the journal's thread changes them."""
         self.ranges: list[SpecialRange] = []
         self.producers: dict[str, Producer] = {}
         self.bytes_local = 0
         self.index: Any = None
         self.codec: Any = None
         self.memory: Tail | None = None
-        """Where written records go besides the file, if the memory tier is on."""
+        """The memory tier's copy of written records, if that tier is on."""
         self.waiters: list[Callable[[], None]] = []
-        """Called once when there is news of the topic."""
+        """Called once at the next change of the topic."""
         self.followers: tuple[Follower, ...] = ()
         """Subscribers to live records; the tuple is replaced, never changed."""
 
     def define(self, spec: TopicSpec) -> None:
-        """Take a newer definition."""
+        """Replace the definition by a newer one."""
         assert spec.id == self.id
         self.spec = spec
         self.sync_on_append = spec.sync == "commit"
 
     def add_range(self, special: SpecialRange) -> None:
-        """Remember a gap or a lost range; offsets below its end are never given again."""
+        """Remember a gap or a lost range; offsets below its end are never reused."""
         if special not in self.ranges:
             self.ranges = sorted([*self.ranges, special])
         self.next = max(self.next, special.end)
@@ -173,14 +173,14 @@ def wake(topics: Iterable[TopicState]) -> None:
     for topic in topics:
         for follower in topic.followers:
             follower.woken()
-        # One by one from the same list: what another thread adds meanwhile stays for the next time.
+        # Pop one by one: a waiter that another thread adds now stays for the next wake.
         for _ in range(len(topic.waiters)):
             with contextlib.suppress(IndexError):
                 topic.waiters.pop(0)()
 
 
 class JournalState:
-    """All topics of one journal and everything else that its checkpoints carry."""
+    """All topics of one journal and all other content of its checkpoints."""
 
     def __init__(self) -> None:
         self.topics: dict[int, TopicState] = {}
@@ -200,7 +200,7 @@ class JournalState:
         """Fold one verified frame into the state.
 
         Raises:
-            CorruptionError: if a control frame's payload cannot be decoded or fits no topic.
+            CorruptionError: if a control frame cannot be decoded or its topic does not exist.
         """
         kind = head.kind
         try:
@@ -271,7 +271,7 @@ class JournalState:
     # -- changes ---------------------------------------------------------------------------------
 
     def define_topic(self, spec: TopicSpec) -> TopicState:
-        """Add a topic or take its newer definition."""
+        """Add a topic or replace its definition by a newer one."""
         topic = self.topics.get(spec.id)
         if topic is None:
             topic = self.topics[spec.id] = TopicState(spec)
@@ -281,7 +281,7 @@ class JournalState:
         return topic
 
     def forget_topics(self, *, deleted_before_us: int) -> None:
-        """Drop topics that were deleted long ago and hold nothing any more."""
+        """Drop topics that were deleted long ago and hold no data any more."""
         for topic in list(self.topics.values()):
             if 0 < topic.spec.deleted_us < deleted_before_us and not topic.bytes_local:
                 del self.topics[topic.id]
@@ -296,7 +296,7 @@ class JournalState:
         return producer
 
     def record_sent(self, producer_id: int, sent: Sent, *, epoch: int) -> None:
-        """Put a batch into its producer's window; a forgotten producer is passed over."""
+        """Put a batch into its producer's window; a forgotten producer is ignored."""
         producer = self.producers.get(producer_id)
         if producer is not None:
             producer.record(sent, epoch=epoch)
@@ -313,8 +313,8 @@ class JournalState:
     ) -> None:
         """Forget silent producers and topics long deleted.
 
-        A clock that jumped, and is not `trusted`, makes nobody look silent: then only the number
-        of producers is bounded.
+        After a clock jump (not `trusted`) no producer counts as silent: then only the number of
+        producers is bounded.
         """
         oldest_us = now_us - producer_age_us if trusted else 0
         self.forget_producers(count_max=producers_max, older_than_us=oldest_us)
