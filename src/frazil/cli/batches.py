@@ -26,7 +26,7 @@ FORMATS: Final[tuple[BatchFormat, ...]] = ("table", "csv", "json", "ndjson", "ar
 SINGLE: Final = frozenset({"json", "arrow"})
 """Formats of which one document is one result."""
 PAGE_ROWS: Final = 1000
-"""A table is laid out for so many rows at a time: its widths need them all in memory."""
+"""The rows of a table that are formatted together: the column widths need all of them."""
 _encode = msgspec.json.Encoder().encode
 
 Rows = list[dict[str, Any]]

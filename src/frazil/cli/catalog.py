@@ -30,7 +30,7 @@ app = typer.Typer(help="The embedded Iceberg REST catalog.", no_args_is_help=Tru
 
 @app.callback()
 def catalog() -> None:
-    """Keep `serve` a command of its own."""
+    """Keep `serve` a separate command."""
 
 
 @app.command()

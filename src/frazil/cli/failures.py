@@ -26,7 +26,7 @@ __all__ = [
 
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
-"""What a shell reports for a program that SIGINT or SIGPIPE ended."""
+"""The exit codes that a shell reports for SIGINT and SIGPIPE."""
 
 WITH_VALUE: Final = ("--data", "-d", "--config", "-c", "--set", "--output", "-o")
 FLAGS: Final = ("--debug",)
@@ -35,7 +35,7 @@ OWN: Final = {"sql": ("-c",)}
 
 
 def hoisted(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with the global options first, wherever they stood.
+    """Return the arguments with the global options first.
 
     Arguments after `--` are left alone.
     """

@@ -39,7 +39,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Replay = Annotated[
     bool, typer.Option("--replay", help="The table was rolled back: move its rows again.")
 ]
-Accept = Annotated[bool, typer.Option("--accept", help="Rows are missing: go on without them.")]
+Accept = Annotated[bool, typer.Option("--accept", help="Rows are missing: continue without them.")]
 Rejects = Annotated[bool, typer.Option("--rejects", help="Let a batch with many rejects through.")]
 UNKNOWN: Final = "-"
 RESTING: Final = "at rest"
@@ -153,11 +153,11 @@ def resume(
     accept: Accept = False,  # noqa: FBT002 - a flag
     rejects: Rejects = False,  # noqa: FBT002 - a flag
 ) -> None:
-    """Go on after a pause or a stop; what to do with a changed table is your choice."""
+    """Continue after a pause or a stop; choose how to handle a changed table."""
     session = session_of(context)
     with session.engine() as engine:
         engine.lake.resume(topic, replay=replay, accept=accept, rejects=rejects)
-        session.show(_states(engine), f"{topic or 'all topics'}: goes on with the next start")
+        session.show(_states(engine), f"{topic or 'all topics'}: continues with the next start")
 
 
 @lake_app.command()
@@ -179,11 +179,11 @@ def adopt(
         except InvalidRequest as error:
             if "ours" not in error.details:
                 raise
-            if not agreed(f"{error}; go on?", yes=yes):
+            if not agreed(f"{error}; continue?", yes=yes):
                 raise naming_the_option(error) from None
             done = engine.lake.adopt(topic, confirm=True)
     ends = ", ".join(f"{end:,}" for end in done["ends"].values()) or "0"
-    session.show(done, f"{topic} goes on at {ends} of table {done['table']}")
+    session.show(done, f"{topic} continues at {ends} of table {done['table']}")
 
 
 def _states(engine: Engine) -> dict[str, str]:

@@ -48,7 +48,7 @@ class Publisher:
     """Publishes records to one topic, in order; counts what happened.
 
     With `producer` the sequence of a record is the number of good records before it in the whole
-    run, so that a run of the same files goes on where the last one got to.
+    run, so another run with the same files continues where the last one ended.
     """
 
     engine: Engine

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["greeting", "lake_news", "serve"]
 
 PACKAGES: Final = ("google", "hpack", "jwt", "starlette", "uvicorn")
-"""What the extra `serve` brings, by the names under which it is imported."""
+"""The packages of the extra `serve`, by import name."""
 LOOK_S: Final = 1.0
 TABLES_SHOWN_MAX: Final = 20
 _CLIENT: Final = """\

@@ -1,4 +1,4 @@
-"""What all commands share: the global options, and from them settings and an open engine."""
+"""The session of all commands: global options, settings and an open engine."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _require(module: str) -> None:
 def split_statements(text: str) -> list[str]:
     r"""Return the statements of a text. One with a syntax error stays whole: its error is shown.
 
-    `\d` stands for `SHOW TABLES`, `\d TOPIC` for `DESCRIBE TOPIC`.
+    `\d` means `SHOW TABLES`, `\d TOPIC` means `DESCRIBE TOPIC`.
     """
     import duckdb
 
@@ -154,7 +154,7 @@ def is_finished(text: str) -> bool:
     try:
         return not duckdb.extract_statements(text) or text.endswith(";")
     except duckdb.Error as error:
-        # An open quote or comment goes on; any other error is for the statement to report.
+        # An open quote or comment needs more lines; the statement reports any other error.
         return text.endswith(";") and "unterminated" not in str(error)
 
 

@@ -101,7 +101,7 @@ def reset(
     yes: Yes = False,  # noqa: FBT002 - a flag
     token: Token = None,
 ) -> None:
-    """Put a subscription back or ahead; its acks are forgotten, records before it count as acked."""
+    """Move a subscription back or ahead; its acks are reset, earlier records count as acked."""
     session = session_of(context)
     call = Call("reset", topic, name, to=_start(to, "--to"))
     _confirm(
@@ -113,7 +113,7 @@ def reset(
     found = perform(session, call, token)
     places = ", ".join(f"{offset:,} in {each}" for each, offset in found.items())
     value = {"subscription": name, "offsets": found}
-    session.show(value, f"subscription {name} goes on at offset {places}")
+    session.show(value, f"subscription {name} continues at offset {places}")
 
 
 @app.command()
@@ -128,7 +128,7 @@ def drop(
     session = session_of(context)
     _confirm(
         f"what {name} has not consumed of {topic} may go; remove it?",
-        "a subscription's place is lost with it, confirm it with --yes",
+        "removing a subscription removes its position, confirm it with --yes",
         yes=yes,
         subscription=name,
     )
@@ -160,7 +160,7 @@ def policy(
     max_unacked: Window = None,
     token: Token = None,
 ) -> None:
-    """Show what happens to failed deliveries, or change it with options; others stay as they are."""
+    """Show or change the failure policy; settings without an option stay as they are."""
     session = session_of(context)
     given: dict[str, int | str | None] = {
         "max_redelivery_count": max_redelivery_count,

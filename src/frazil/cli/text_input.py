@@ -52,11 +52,11 @@ _CSV_TYPES: Final = [
         (rf"{_STAMP}(?:Z|[+-]\d\d:?\d\d)", "timestamptz"),
     )
 ]
-"""The forms of a CSV cell, the narrowest first, and the types that they stand for."""
+"""The forms of a CSV cell, the narrowest first, and their types."""
 
 
 class Line(NamedTuple):
-    """One record of a text file; `decoded` is what its format made of it."""
+    """One record of a text file; `decoded` is its value in the file's format."""
 
     number: int
     raw: bytes

@@ -34,7 +34,7 @@ __all__ = ["RunningEngine", "Sample", "rates_of", "render", "top"]
 
 INTERVAL_S_MIN: Final = 0.1
 SECOND_SAMPLE_S: Final = 2.5
-"""How long `--once` waits for a second sample: rates need two."""
+"""The pause of `--once` before the second sample: rates need two."""
 STATS_FILE: Final = "stats.json"
 STATS_BYTES_MAX: Final = 64 << 20
 FRESH_S: Final = 10.0

@@ -352,7 +352,7 @@ class CommitAttempt:
                 "too_many_rejects",
                 f"too many records cannot be converted (table={self._plan.table} "
                 f"rejects={ratio.rejects} records={ratio.records}); "
-                "`frazil lake resume --rejects` goes on",
+                "`frazil lake resume --rejects` continues",
                 decision.marks,
             )
         return None

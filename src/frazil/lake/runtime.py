@@ -317,7 +317,7 @@ class Lake:
             topic.waits.forget(moved.set)
         if topic.waits.reached.get(part, 0) < end:
             raise Unavailable(
-                "the commit did not happen in time; the records are safe and wait",
+                "the commit timed out; the records are safe and will be committed later",
                 topic=topic.name,
                 state=topic.state,
                 why=topic.waits.refusal or topic.why or self.worker.why or "it takes longer",
@@ -514,7 +514,7 @@ def _read_error(answer: Answer) -> FrazilError:
     """Return why a request that writes nothing failed: its outcome is never in doubt."""
     error = error_of(answer)
     if isinstance(error, CommitUnknown):
-        return Unavailable("the lake worker was lost meanwhile, try again", why=error)
+        return Unavailable("the lake worker was lost, try again", why=error)
     return error
 
 

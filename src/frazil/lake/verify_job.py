@@ -116,7 +116,9 @@ def examine(
         rows.check(progress)
     for each in rows.unpinned:
         if look(catalog, each.table).sid != each.view.sid:
-            raise Unavailable("the table changed meanwhile, try again", table=each.table)
+            raise Unavailable(
+                "the table changed during the verification, try again", table=each.table
+            )
     return rows.found
 
 

@@ -178,7 +178,7 @@ def _placed(marks: Ends, stated: Ends, ranges: tuple[PartRange, ...]) -> Decisio
                 case="replan",
                 reason="replan",
                 message=(
-                    f"the table stands below the plan (part={each.part} table={mark} "
+                    f"the table's watermark is below the plan (part={each.part} table={mark} "
                     f"plan={each.lo}); plan again from there"
                 ),
                 marks=marks,
@@ -237,7 +237,7 @@ def _rolled_back(table: TableName, marks: Ends, behind: Ends) -> Decision:
         message=(
             f"table was rolled back (table={table} part={part} table_end={marks.get(part, 0)} "
             f"seen={end}); `frazil lake resume --replay` moves the rows again, "
-            "`--accept` goes on without them"
+            "`--accept` continues without them"
         ),
         marks=marks,
         stated=marks,
@@ -250,7 +250,7 @@ def _missing(table: TableName, part: int, missing: tuple[int, int], marks: Ends)
         reason=MISSING_RANGE,
         message=(
             f"offsets from {missing[0]} to {missing[1] - 1} are neither in the table nor held "
-            f"here (table={table} part={part}); `frazil lake resume --accept` goes on without them"
+            f"here (table={table} part={part}); `frazil lake resume --accept` skips them"
         ),
         marks=marks,
         stated=marks,

@@ -89,7 +89,7 @@ def address_of(listener: socket.socket) -> Address:
 
 def _taken(address: Address, setting: str, problem: OSError | None) -> Unavailable:
     return Unavailable(
-        "the address cannot be listened on, choose another port or stop who has it",
+        "cannot listen on the address, choose another port or stop the process that uses it",
         host=address.host,
         port=address.port,
         setting=setting,

@@ -101,11 +101,11 @@ class Subscriptions:
         )
 
     def describe(self, topic: str) -> list[dict[str, Any]]:
-        """Return a topic's subscriptions, ready for JSON: who consumes, and how far they are.
+        """Return a topic's subscriptions, ready for JSON: their consumers, positions and lag.
 
-        `lag_records`, `lag_bytes` (an estimate) and `lag_seconds` say what is not acked: how many,
-        how large, and how old the oldest is. `paused` says why nothing is delivered, if so. Of a
-        partitioned topic all parts are added up, with each in `parts`.
+        `lag_records`, `lag_bytes` (an estimate) and `lag_seconds` are the number, the size and the
+        highest age of the unacked records. `paused` is the reason if nothing is delivered. For a
+        partitioned topic the values are sums over all parts, and `parts` has each part.
 
         Raises:
             NotFound: if there is no such topic.
@@ -150,14 +150,14 @@ class Subscriptions:
         self.runtime.call(lambda all_: _of_each(all_.drop, runtimes, name))
 
     def reset(self, topic: str, name: str, to: Start) -> dict[str, int]:
-        """Put a subscription back or ahead; durable on return, which has the offset by topic.
+        """Move a subscription back or ahead; durable on return. Return the offset by topic.
 
         `to` is an offset, `"earliest"`, `"latest"` or a datetime. Records before it count as acked,
-        those from it on as not delivered yet. Offsets are those of one part.
+        later ones as not delivered yet. An offset is an offset of one part.
 
         Raises:
             NotFound: if there is no such topic or subscription.
-            InvalidRequest: if the place is not among the topic's records, or it stores nothing.
+            InvalidRequest: if the topic has no such offset or time, or it stores nothing.
         """
         check_stored(self._engine, self._runtimes(topic))
         runtimes = self._having(topic, name)

@@ -81,7 +81,7 @@ class DeadLetterPublisher:
         return self._engine.topic_runtime(name)
 
     def _make(self, name: str) -> None:
-        # It may have been created meanwhile.
+        # Another call may have created it since.
         with contextlib.suppress(Conflict):
             try:
                 self._engine.create_topic(name)
@@ -166,7 +166,7 @@ class PendingDeadLetters:
     def _failed(self, letter: DeadLetter, dispatch: Dispatch, error: FrazilError) -> None:
         subscription = self._subscription
         if letter.offset in dispatch.cursor:
-            # It was acked meanwhile.
+            # It was acked since then.
             return
         subscription.warn_once("dead_letter_failed", offset=letter.offset, error=error)
         self.error, self._offset = error, letter.offset

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class State(enum.Enum):
-    """Where an unsettled record is. An ack under way does not change it: see `settling`."""
+    """The state of an unsettled record. A running ack does not change it: see `settling`."""
 
     UNREAD = "unread"
     """Acked before this process read it from the topic."""
@@ -63,7 +63,7 @@ class State(enum.Enum):
 
 
 class Cause(enum.Enum):
-    """Why a durable change is made."""
+    """The cause of a durable change."""
 
     ACK = "ack"
     DEAD_LETTER = "dead_letter"
@@ -133,13 +133,12 @@ class Change(msgspec.Struct, eq=False):
 
 
 class DeliveryRecord(msgspec.Struct, eq=False):
-    """Everything that dispatch knows about one unsettled record.
+    """The delivery state of one unsettled record.
 
-    `value` is kept from the reading to the first delivery; a later delivery reads it again.
-    `sent_ms` is when it was delivered; `until_ms`, if not -1, is when its ack is due instead of by
-    the policy's time-out.
-    `attempt` is the number of the current or next delivery, `attempt_next` the number that a change
-    under way makes durable. `settling` and `counting` are changes under way.
+    `value` is kept until the first delivery; a later delivery reads it again. `sent_ms` is the time
+    of the delivery; `until_ms`, if not -1, is the time at which its ack is due and overrides the
+    policy's time-out. `attempt` is the number of the current or next delivery, `attempt_next` the
+    number that a change under way makes durable. `settling` and `counting` are changes under way.
     """
 
     offset: int
@@ -160,11 +159,11 @@ class DeliveryRecord(msgspec.Struct, eq=False):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the consumer that has it is gone."""
+        """Whether its consumer has left."""
         return self.member is None or not self.member.is_attached
 
     def is_special(self, now_ms: int, attempts_max: int) -> bool:
-        """Whether it failed or waits since before a restart, so that it cannot simply go out."""
+        """Whether it cannot simply be delivered: it is delayed, or its attempts are used up."""
         return self.due_ms > now_ms or self.attempt > attempts_max
 
 

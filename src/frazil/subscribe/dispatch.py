@@ -1,8 +1,8 @@
-"""One subscription as a state machine: records, consumers, acks and time in; actions out.
+"""One subscription as a state machine. Inputs: records, consumers, acks, time. Output: actions.
 
-No I/O and no clock: `now_ms` is an argument and never goes back. Inputs only note what happened;
-`poll` does what follows and returns the actions. What is durable when, and what each crash leaves,
-is in docs/internals/delivery.md.
+No I/O and no clock: `now_ms` is an argument and never goes back. Inputs only record events; `poll`
+processes them and returns the actions. docs/internals/delivery.md has the durability of each step
+and the outcome of each crash.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Dispatch:
     ) -> None:
         self.kind = kind
         self.cursor = Cursor.copy(cursor or Cursor())
-        """What is durably settled. Only for reading."""
+        """The durably settled offsets. Read-only."""
         self.offset_next = self.cursor.acked_below
         """The first offset that `feed` has not covered."""
         self.unacked_bytes = 0
@@ -104,7 +104,7 @@ class Dispatch:
         self._blocked: dict[int, DeliveryRecord] = {}
         self._blocked_bytes = 0
         self._returning: set[int] = set()
-        """Records that go out before anything new, and are not ready for it yet."""
+        """Records to deliver before any new one, and not ready yet."""
         self._gaps: list[tuple[int, int]] = []
         self._alarms = Alarms()
         self._is_cursor_full = self.cursor.is_full
@@ -173,7 +173,7 @@ class Dispatch:
         self._actions += self._fail(lost, Cause.LOST, now_ms)
 
     def take_over(self, before: Dispatch) -> None:
-        """Take the consumers, their places and keys from the dispatch that this one replaces."""
+        """Take over the consumers, their order and keys from the dispatch before this one."""
         self._members, self._schedule = before._members, before._schedule
         self._keyed = before._keyed
         self._schedule.begin(self._records)
@@ -192,7 +192,7 @@ class Dispatch:
 
     @property
     def room(self) -> int:
-        """How many records `feed` may bring now."""
+        """The number of records that `feed` may add now."""
         room = self._limits.held_max - self._schedule.held
         if self._keyed is not None:
             # Records held because of their keys are gaps of the cursor. Together with the unacked
@@ -202,17 +202,17 @@ class Dispatch:
 
     @property
     def held(self) -> int:
-        """How many records were fed and not yet delivered."""
+        """The number of records that were fed and not yet delivered."""
         return self._schedule.held
 
     @property
     def is_hungry(self) -> bool:
-        """Whether a record that was never delivered could go out now, if one were fed."""
+        """Whether a new record could be delivered now, if one were fed."""
         is_blocked = self._keyed is None and self._blocked
         if is_blocked or (self._unacked and self._is_cursor_full) or min(self._window()) <= 0:
             return False
         for member in self._members.values():
-            # Not by a property: this is looked at with each publish.
+            # Not through a property: each publish checks this.
             if member.messages > 0 and member.size_bytes > 0:
                 return True
         return False
@@ -349,7 +349,7 @@ class Dispatch:
     def nack(
         self, offset: int, *, now_ms: int, delay_ms: int = 0, reason: str = ""
     ) -> Change | None:
-        """Give a delivered record back: return the change to journal, None if there is no effect."""
+        """Queue a delivered record again; return the change to journal, None if there is none."""
         record = self._records.get(offset)
         if record is None:
             return None
@@ -398,7 +398,7 @@ class Dispatch:
                 self._make_ready(self._records[offset])
 
     def dead_lettered(self, offset: int) -> Change | None:
-        """Settle a record that is durable in the dead-letter topic: return the change to journal."""
+        """Settle a durably dead-lettered record; return the change to journal."""
         return self._settle((offset,), Cause.DEAD_LETTER)
 
     def dead_letter_failed(self, offset: int, *, now_ms: int) -> None:
@@ -420,7 +420,7 @@ class Dispatch:
     ) -> list[Change]:
         """Count deliveries as failed; return the changes to journal before the next ones.
 
-        A consumer that leaves fails no record for good: the last attempt is repeated.
+        A consumer that leaves does not use up the last attempt: that attempt is repeated.
         """
         policy, attempts_max = self._policy, self._attempts_max
         counted, dropped = Change(cause), Change(Cause.DROP)
@@ -665,7 +665,7 @@ class Dispatch:
             _count(recount, record)
             self._actions.append(recount)
         elif poison is not Poison.DEAD_LETTER or record.attempt <= self._attempts_max:
-            # The policy changed meanwhile.
+            # The policy has changed since then.
             record.due_ms = now_ms
             self._arrange(record, now_ms)
         else:
@@ -674,7 +674,7 @@ class Dispatch:
     # -- what follows ----------------------------------------------------------------------------
 
     def poll(self, now_ms: int) -> list[Action]:
-        """Do what follows from all inputs so far and from the time; return the actions.
+        """Process all inputs so far and the time; return the actions.
 
         Changes among the actions are to be journalled like those of `ack`.
         """
@@ -703,20 +703,21 @@ class Dispatch:
         self._drop_value(record)
 
     def _window(self) -> tuple[int, int]:
-        """Return how many more messages and bytes may go out."""
+        """Return how many more messages and bytes may be delivered."""
         limits = self._limits
         messages = limits.max_unacked_messages - self._unacked
         size_bytes = limits.max_unacked_bytes - self.unacked_bytes
         if self._blocked and self._keyed is not None:
-            # They stop their keys and nothing else.
+            # Blocked records stop only their keys.
             messages += len(self._blocked)
             size_bytes += self._blocked_bytes
         return messages, size_bytes
 
     def _assign(self, now_ms: int) -> None:
         schedule, is_keyed = self._schedule, self._keyed is not None
-        # A blocked record stops everybody. Records of a consumer that left go first and in order,
-        # so nothing goes before their attempts are durable. On KeyShared only their keys stop.
+        # A blocked record stops all deliveries. Records of a consumer that left are delivered first
+        # and in order, so no record is delivered before their attempts are durable. On KeyShared
+        # only their keys stop.
         while is_keyed or not (self._blocked or self._returning):
             if schedule.ready:
                 self._deliver_ready(now_ms)

@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 __all__ = ["Chunk", "FeedCache", "Found", "Record", "TopicFeed", "key_of_row", "size_of"]
 
 RECORD_OVERHEAD_BYTES: Final = 256
-"""What a record takes in memory besides its payload, about."""
+"""The estimated memory of a record in addition to its payload."""
 READ_BYTES: Final = 512 << 10
-"""How much a worker thread reads and decodes at once."""
+"""The bytes that a worker thread reads and decodes at once."""
 LIVE_BYTES: Final = 256 << 10
-"""How much is read and decoded at once on the loop."""
+"""The bytes that the loop reads and decodes at once."""
 LIVE_RECORDS_MAX: Final = 2048
 """A subscription that is further from the head lags: a worker thread reads for it."""
 MOVING_RETRY_S: Final = 0.05
-"""When to look again for records that are moving from one tier to the next."""
+"""The pause before the next look for records that are moving between tiers."""
 NOTHING_WANTED: Final = -(1 << 62)
 HANDED_OVER_MAX: Final = 1024
-"""How many frames wait for the loop at most; later ones are read from the log."""
+"""The limit of frames queued for the loop; later ones are read from the log."""
 
 
 class Record(msgspec.Struct, gc=False, eq=False):
     """One record of a topic: `value` is a `Message`, or a row as a dict.
 
-    `body` caches the bytes that a transport made of it for the next subscription, `body_kind` says
-    which transport format they are.
+    `body` caches the bytes that a transport encoded, for the next subscription; `body_kind` is
+    their format.
     """
 
     offset: int
@@ -91,10 +91,10 @@ class Chunk:
         self.records = records
         self.offsets = [record.offset for record in records]
         self.sizes = sizes
-        # Twice: a transport keeps the bytes that it made of a record with it.
+        # Twice: a transport caches its encoded bytes in the record.
         self.size_bytes = 2 * sum(sizes) + RECORD_OVERHEAD_BYTES * len(sizes)
         self._keys: list[str] | None = None
-        # How many records of rows have a key in which columns, in order.
+        # Runs of rows in order: the number of records and their key columns.
         self._key_columns = key_columns
 
     def __contains__(self, offset: int) -> bool:
@@ -140,7 +140,7 @@ class FeedCache:
         self.bytes_max = bytes_max
         self.size_bytes = 0
         self.decoded = 0
-        """How many records were decoded; with n subscriptions at the head still one per record."""
+        """The number of decoded records; subscriptions at the head share each decoding."""
         self._chunks: OrderedDict[Chunk, TopicFeed] = OrderedDict()
 
     def add(self, chunk: Chunk, feed: TopicFeed) -> None:
@@ -216,7 +216,8 @@ class TopicFeed:
         try:
             call(self._news, state.durable)
         except RuntimeError:
-            # The loop is closed: nobody reads, and an error in the journal's thread is fatal.
+            # The loop is closed: there are no readers, and an error in the journal's thread is
+            # fatal.
             self._written.clear()
 
     # -- live records, on the loop ---------------------------------------------------------------
@@ -262,7 +263,7 @@ class TopicFeed:
     # -- reading ---------------------------------------------------------------------------------
 
     def get(self, offset: int) -> Chunk | None:
-        """Return the chunk that has `offset` if it is decoded, or new enough to be at hand."""
+        """Return the chunk with `offset` if it is decoded, or new enough to decode from memory."""
         if offset > self._wanted:
             self._wanted = offset
         at = bisect_right(self._starts, offset) - 1
@@ -296,7 +297,8 @@ class TopicFeed:
     def request(self, offset: int, done: Callable[[Found], None]) -> None:
         """Read from `offset` on in a worker thread, then call `done` with the result.
 
-        `get` has it for a while. While records move from one tier to the next it reads on. Errors are results, too: `NotFound` with `offset_first` where nothing is held any more,
+        `get` returns the chunk for a while. The read is retried while records move between tiers.
+        Errors are results too: `NotFound` with `offset_first` if the records are no longer held,
         `CorruptionError` with `offset_next` after the damage.
         """
         waiting = self._reading.get(offset)
@@ -315,7 +317,7 @@ class TopicFeed:
         return self.head - offset > LIVE_RECORDS_MAX
 
     def prefetch(self, offset: int) -> None:
-        """Begin to read from `offset` on, if that is not at hand."""
+        """Begin to read from `offset` on, unless it is cached or being read."""
         if self.is_old(offset) and offset not in self._reading and offset not in self._chunks:
             self._reading[offset] = []
             self._begin_read(offset)

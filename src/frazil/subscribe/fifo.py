@@ -24,7 +24,7 @@ def room_of(members: Iterable[Member]) -> int:
 def first_ready(ready: list[int], records: dict[int, DeliveryRecord]) -> DeliveryRecord | None:
     """Return the READY record of the lowest offset in a heap, None if there is none.
 
-    Stale entries are dropped: a record was acked meanwhile, or is queued twice.
+    Stale entries are dropped: the record was acked since, or is queued twice.
     """
     while ready:
         record = records.get(ready[0])
@@ -57,12 +57,12 @@ class FifoDispatcher:
 
     @property
     def held(self) -> int:
-        """How many records were read and not yet delivered."""
+        """The number of records that were read and not yet delivered."""
         return len(self.waiting)
 
     @property
     def active(self) -> Member | None:
-        """The one consumer that gets everything; None for Shared and without consumers."""
+        """The consumer that gets all records; None for Shared and without consumers."""
         return self._members[0] if self._members and not self._is_shared else None
 
     def join(self, member: Member) -> None:
@@ -83,7 +83,7 @@ class FifoDispatcher:
             self._turn = 0
 
     def replace(self, old: Member, new: Member) -> None:
-        """Let a consumer take the place of another, active or in turn."""
+        """Replace a consumer by another one, active or in turn."""
         self._members[self._members.index(old)] = new
 
     def feed(self, records: Sequence[DeliveryRecord]) -> None:
@@ -95,7 +95,7 @@ class FifoDispatcher:
         heapq.heappush(self.ready, record.offset)
 
     def assign_ready(self, reading: dict[int, DeliveryRecord]) -> Hands:
-        """Deal out READY records, lowest offset first; add those without a value to `reading`.
+        """Assign READY records, lowest offset first; add those without a value to `reading`.
 
         Unless the subscription is Shared, nothing overtakes a record that is being read.
         """

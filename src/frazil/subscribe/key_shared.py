@@ -1,7 +1,7 @@
 """KeyShared dispatch: one queue per key, one record of a key in flight at a time.
 
-Order per key needs nothing else: the next record of a key leaves when the one before it is durably
-settled, whichever consumer owned the key then and owns it now.
+This alone keeps the order per key: the next record of a key is delivered when the previous one is
+durably settled, also if the key has moved to another consumer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KeySharedDispatcher:
         self.waiting: dict[str, deque[DeliveryRecord]] = {}
         """The unsettled records of each key, the one in flight first."""
         self.held = 0
-        """How many records were read and not yet delivered."""
+        """The number of records that were read and not yet delivered."""
         self._unmatched: dict[str, None] = {}
         """Keys with records that no attached consumer accepts."""
         self.skip_ms = 0
@@ -70,7 +70,7 @@ class KeySharedDispatcher:
         self._offer_again(member)
 
     def replace(self, old: Member, new: Member) -> None:
-        """Let a consumer take the place of another of the same name: its keys stay."""
+        """Replace a consumer by another one of the same name: its keys stay."""
         self.join(new)
         self._offer_again(old)
 
@@ -101,7 +101,7 @@ class KeySharedDispatcher:
     def settled(self, records: Sequence[DeliveryRecord]) -> None:
         """Offer the next record of each settled record's key."""
         for record in records:
-            # One settled out of its turn goes when it is first of its key.
+            # A record settled out of turn is removed when it is the first of its key.
             queue = self.waiting.get(record.key)
             if queue is not None and queue[0] is record:
                 self.held -= record.state is PASSED
@@ -184,7 +184,7 @@ class KeySharedDispatcher:
         return record.state is HELD and self.waiting[record.key][0] is record
 
     def skip(self, now_ms: int) -> list[DeliveryRecord]:
-        """Return the records of unmatched keys that are to be settled without a delivery."""
+        """Return the records of unmatched keys, to be settled without a delivery."""
         if not self._unmatched or not self._members or now_ms < self.skip_ms:
             return []
         skipped: list[DeliveryRecord] = []

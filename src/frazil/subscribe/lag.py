@@ -79,7 +79,7 @@ class Lags:
         return None if objects.source is None else objects.catalog.topic(runtime.state.id)
 
     def _gaps(self, runtime: TopicRuntime) -> RangeSet:
-        """Return the ranges without records: as objects know them, and elsewhere as files and log do.
+        """Return the ranges without records: those of the objects, and elsewhere of files and log.
 
         A log that is older than its objects has a gap where those have records.
         """
@@ -119,7 +119,7 @@ NOT_OPEN: Final[dict[str, Any]] = {
     "paused": None,
     "missed": 0,
 }
-"""What a subscription does that was not opened since the engine was."""
+"""The state of a subscription that was not opened since the engine's start."""
 
 
 def subscription_facts(engine: Instance, runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:

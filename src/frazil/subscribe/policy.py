@@ -1,4 +1,4 @@
-"""What a subscription promises: its type, what happens to failed deliveries, its limits."""
+"""The policy of a subscription: its type, the handling of failed deliveries, its limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DOUBLINGS_MAX: Final = 63
 
 
 class SubscriptionType(enum.IntEnum):
-    """Who gets a record; the numbers are those of the wire."""
+    """The types of subscription; the numbers are those of the wire."""
 
     EXCLUSIVE = 0
     SHARED = 1
@@ -38,14 +38,14 @@ class SubscriptionType(enum.IntEnum):
 
 
 class Backoff(enum.IntEnum):
-    """How the delay before a redelivery grows; the numbers are those of the wire."""
+    """The growth of the delay before a redelivery; the numbers are those of the wire."""
 
     FIXED = 0
     EXPONENTIAL = 1
 
 
 class Poison(enum.IntEnum):
-    """What becomes of a record that failed too often; the numbers are those of the wire."""
+    """The handling of a record that failed too often; the numbers are those of the wire."""
 
     DEAD_LETTER = 0
     BLOCK = 1
@@ -54,12 +54,12 @@ class Poison(enum.IntEnum):
 
 @attrs.frozen(kw_only=True)
 class FailurePolicy:
-    """When a delivery has failed, when the next one comes, and how many there are.
+    """The failure policy: failed deliveries, the delay of the next one, and their number.
 
-    A delivery fails by a nack, when no ack comes within `ack_timeout_ms` (0: it may take for
-    ever), or when the consumer's stream ends. A record is delivered `1 + max_redelivery_count`
-    times; when the last of them failed, `poison` says what happens. The end of a stream never is
-    the last failure: the last delivery is repeated then.
+    A delivery fails by a nack, without an ack within `ack_timeout_ms` (0: no time limit), or when
+    the consumer's stream ends. A record is delivered `1 + max_redelivery_count` times; when the
+    last delivery fails, `poison` applies. The end of a stream is never the last failure: the last
+    delivery is then repeated.
     """
 
     max_redelivery_count: int = 5
@@ -84,7 +84,7 @@ class FailurePolicy:
 
     @property
     def attempts_max(self) -> int:
-        """How often a record is delivered at most."""
+        """The maximum number of deliveries of a record."""
         return self.max_redelivery_count + 1
 
     def delay_ms(self, attempt: int, asked_ms: int = 0) -> int:
@@ -97,11 +97,11 @@ class FailurePolicy:
 
 @attrs.frozen(kw_only=True)
 class Limits:
-    """How much of a subscription may be under way.
+    """The limits of records in flight and in memory of a subscription.
 
-    `max_unacked_*` bound what was delivered and is not durably acked; `held_max` bounds what was
-    read and not yet delivered. A byte limit lets the record through that crosses it, so that a
-    record larger than the limit is delivered, alone. Keys that no consumer's filter matches are
+    `max_unacked_*` bound the delivered records without a durable ack; `held_max` bounds those that
+    were read and not yet delivered. The record that crosses a byte limit is still delivered, so a
+    record larger than the limit is delivered alone. Keys that no consumer's filter matches are
     skipped `skip_grace_ms` after the last consumer attached or left.
     """
 

@@ -1,4 +1,4 @@
-"""The event loop of an engine's subscriptions: in a thread of its own, or the broker's.
+"""The event loop of an engine's subscriptions: in a separate thread, or the broker's.
 
 The first subscription starts the thread. A broker that serves the engine gives its own
 `Deliveries` here, so that its clients and the program it runs in share one set of subscriptions.
@@ -55,13 +55,13 @@ class Subscribing:
         settings: SubscriptionSettings,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Use subscriptions that are at work already: a broker's. Call it in the loop's thread.
+        """Use the running subscriptions of a broker. Call it in the loop's thread.
 
-        `settings` are loaded. The caller closes both, before the engine. Those of another broker are
-        replaced.
+        `settings` are loaded. The caller closes both before the engine. They replace another
+        broker's.
 
         Raises:
-            InvalidRequest: if the program has subscribed already, in a thread of its own.
+            InvalidRequest: if the program has already subscribed, in a separate thread.
         """
         with self._starting:
             if self._thread is not None:
@@ -98,7 +98,7 @@ class Subscribing:
 
     @property
     def is_running(self) -> bool:
-        """Whether subscriptions are at work."""
+        """Whether subscriptions are running."""
         return self._deliveries is not None and not self._is_stopped
 
     def _loaded(self) -> SubscriptionSettings:
@@ -145,7 +145,7 @@ class Subscribing:
             Closed: if the engine is closed.
         """
         done: Future[T] = Future()
-        # Nobody takes it back: what is begun is carried to its end.
+        # The future cannot be cancelled: the coroutine runs to its end.
         done.set_running_or_notify_cancel()
         self.give(_spawn, make, self.start(), done)
         return done
@@ -196,7 +196,7 @@ class Subscribing:
             thread, loop, deliveries = self._thread, self._loop, self._deliveries
             if thread is None or loop is None or deliveries is None:
                 return
-            # Behind everything that was given before.
+            # Runs after all calls submitted before.
             closed = asyncio.run_coroutine_threadsafe(_wind_up(deliveries), loop)
             try:
                 closed.result()
@@ -242,5 +242,5 @@ async def _wind_up(deliveries: Deliveries) -> None:
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    # One that was about to be opened may have got through.
+    # A subscription that was being opened may have been added since the first close.
     await deliveries.close()

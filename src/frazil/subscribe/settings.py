@@ -52,7 +52,7 @@ _POLICY: Final = FailurePolicy()
 
 @attrs.frozen(kw_only=True)
 class Stored:
-    """What is known of one subscription. Without a `kind` it was never opened.
+    """The stored settings of one subscription. Without a `kind` it was never opened.
 
     Raises:
         InvalidRequest: if the window or a time of the policy is out of range.
@@ -73,7 +73,7 @@ class Stored:
 
 
 DEFAULT: Final = Stored()
-"""What counts for a subscription of which nothing was decided."""
+"""The settings of a subscription without any stored ones."""
 
 
 class SubscriptionSettings:
@@ -117,9 +117,9 @@ class SubscriptionSettings:
     def change(
         self, uid: str, name: str, *, names_max: int | None = None, **changes: Any
     ) -> Stored:
-        """Set some fields of `Stored` and keep the others, also those that other calls set meanwhile.
+        """Set some fields of `Stored` and keep the others, also those set by concurrent calls.
 
-        Durable on return, which is what counts then.
+        Return the new settings, which are durable.
 
         Raises:
             InvalidRequest: if a value is out of range, or the name cannot be stored.

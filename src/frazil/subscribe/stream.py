@@ -58,7 +58,7 @@ __all__ = [
 _IDS: Final = count(1 << 53)
 """Ids of consumers in a program: those of the wire are smaller."""
 _NESTED: Final = frozenset((dict, list, tuple))
-"""What a value of a row is that has others in it."""
+"""The types of nested values in a row."""
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -78,7 +78,7 @@ class Request:
 
 
 class Outcome(enum.Enum):
-    """How a delivery ends: on its way to the journal, then durable."""
+    """The outcome of a delivery: sent to the journal, then durable."""
 
     ACKING = "acking"
     ACKED = "acked"
@@ -87,10 +87,10 @@ class Outcome(enum.Enum):
 
 
 class Delivery:
-    """One record that is this consumer's to process, until it is acked or its time is over.
+    """One record delivered to this consumer, which owns it until its ack or its time-out.
 
     `value` is a `Message`, or a row as a dict; `attempt` is 1 for the first delivery; `part` is the
-    number of the part that has the record, -1 for a topic that is not partitioned.
+    number of the record's part, -1 for a topic that is not partitioned.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Delivery:
         self.attempt = attempt
         self.epoch = epoch
         self.outcome: Outcome | None = None
-        """How it ended or is about to end: the journal may still refuse that."""
+        """The outcome, also while it is not durable: the journal may still refuse it."""
         self.time_us = record.time_us
         self.value: Any = _own(record.value)
         self.size_bytes = _size(self.value)
@@ -191,7 +191,7 @@ class Inbox:
             for each in deliveries:
                 self._waiting[part.consumer_id, each.offset] = each
                 part.count(each, 1)
-            # Each is for a thread of its own: who is woken takes one and works on it.
+            # One thread for each delivery: a woken thread takes one and processes it.
             self._changed.notify(len(deliveries))
         self._news()
 
@@ -255,7 +255,7 @@ class Inbox:
 
 
 class Part:
-    """One topic, or one part, of what a program subscribed to: a consumer of its subscription."""
+    """One consumer of a subscription: of one topic, or of one part of a partitioned one."""
 
     subscription: Subscription
     """Set by `attach`."""
@@ -284,7 +284,7 @@ class Part:
         self._waiting_bytes = 0
         self._monotonic = runtime.clock.monotonic
         self._taken_s: dict[int, float] = {}
-        """When the program took what it has, by offset."""
+        """The times at which the program took its unacked deliveries, by offset."""
 
     # -- in the loop's thread --------------------------------------------------------------------
 
@@ -296,14 +296,14 @@ class Part:
         self._inbox.put(self, [kind(self, each, number, epoch) for each, number in pairs])
 
     def give_up(self, offsets: Sequence[int] | None) -> list[int]:
-        """Let go of what the program has not taken, of these or of all; return it."""
+        """Remove the deliveries, of these offsets or all, that the program has not taken."""
         unseen = self._inbox.take_out(self, offsets)
         if unseen:
             self.refill()
         return unseen
 
     def revoked(self, offsets: Sequence[int] | None) -> None:
-        """Let go of what is not this consumer's any more."""
+        """Remove deliveries that this consumer no longer owns."""
         forget = self._taken_s.pop
         if offsets is None:
             self._taken_s.clear()
@@ -323,7 +323,7 @@ class Part:
         """End: another consumer of the same name came."""
         self._inbox.end(
             Conflict(
-                "another consumer of the same name took the place of this one",
+                "another consumer of the same name replaced this one",
                 topic=self.runtime.name,
                 subscription=self.name_of_subscription,
                 consumer=self.name,
@@ -428,7 +428,7 @@ class Part:
         self._waiting_bytes += number * delivery.size_bytes
 
     def hand_out(self, delivery: Delivery) -> None:
-        """Note when the program takes a delivery, under the inbox's lock: its time runs from here."""
+        """Record the time when the program takes a delivery, under the inbox's lock."""
         self.count(delivery, -1)
         self._taken_s[delivery.offset] = self._monotonic()
 
@@ -500,9 +500,9 @@ def _in_own_words(error: FrazilError) -> FrazilError:
 
 
 def _own(value: Any) -> Any:
-    """Return a record's value for one program alone.
+    """Return a copy of a record's value for one program.
 
-    Records are shared with other subscriptions, who must not see what a program does to its own.
+    Subscriptions share records, so a program's changes to a value must not reach the others.
     """
     if type(value) is Message:
         attributes = value.attributes
@@ -514,7 +514,7 @@ def _own(value: Any) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Return a value of a row with lists, structs and maps of its own."""
+    """Return a value of a row with its lists, structs and maps copied."""
     kind = type(value)
     if kind is dict:
         return {name: _copied(each) for name, each in value.items()}
@@ -553,7 +553,7 @@ class Stream:
         self.name = request.name
         self.consumer = request.consumer
         self.type = subscribing.call(lambda all_: attach(all_, subscribing, self._parts, request))
-        # Somebody may break out of a loop and forget it: it must not keep records from others.
+        # A program may break out of a loop and drop the stream: it must not keep its records.
         self._let_go = weakref.finalize(self, let_go, subscribing, self._parts)
         self._let_go.atexit = False
 

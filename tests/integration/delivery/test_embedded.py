@@ -141,7 +141,7 @@ def test_a_consumer_of_the_same_name_takes_over(db):
     assert offsets(taken(first, 2)) == [0, 1]
     with topic.subscribe("s", consumer="me") as second:
         assert second.type == "exclusive"
-        with pytest.raises(Conflict, match="took the place"):
+        with pytest.raises(Conflict, match="replaced this one"):
             first.receive(WAIT_S)
         assert sorted(offsets(taken(second, 10))) == list(range(10))
         first.close()

@@ -196,7 +196,7 @@ def spec_fields(
     for field in fields:
         name = field.get("name")
         if not isinstance(name, str) or not name or name in named:
-            raise bad_request("partition field needs a name of its own", name=name)
+            raise bad_request("partition field needs a unique name", name=name)
         named.add(name)
         number = field.get("field-id")
         if number is None:

@@ -189,7 +189,7 @@ class Catalog:
                 self.store.swap([Swap(namespace, name, current, metadata_location)])
             except SwapLost as error:
                 raise commit_failed(
-                    "table was changed meanwhile", table=f"{namespace}.{name}"
+                    "another commit has changed the table", table=f"{namespace}.{name}"
                 ) from error
         return loaded
 
@@ -221,7 +221,7 @@ class Catalog:
         """
         names = [change.table for change in changes]
         if len(set(names)) != len(names):
-            raise bad_request("table stands twice in one transaction")
+            raise bad_request("table appears twice in one transaction")
         with self._alone(names):
             for _attempt in range(ATTEMPTS_MAX):
                 with contextlib.suppress(SwapLost):
