@@ -131,9 +131,11 @@ class Database:
 
         SQLite rolls back an open transaction. If that fails, the journal stays for the next open.
         """
-        with contextlib.suppress(apsw.Error, OSError):
-            self.connection.close(force=True)
-        self._lock.release()
+        try:
+            with contextlib.suppress(apsw.Error, OSError):
+                self.connection.close(force=True)
+        finally:
+            self._lock.release()
 
 
 def open_connection(path: str, file_system: FileSystem) -> Database:

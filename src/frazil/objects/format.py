@@ -6,6 +6,7 @@ An object describes itself: its footer is enough to define its topic and to regi
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 import zlib
@@ -138,6 +139,11 @@ def read_footer(data: bytes, trailer: Trailer) -> Footer:
             offset_first=footer.first,
             offset_end=footer.end,
         )
+    for entry in unpack_index(footer.index):
+        if not HEADER_BYTES <= entry.position < trailer.position:
+            raise CorruptionError("index of an object leaves its frames", position=entry.position)
+    if any(not footer.first <= r.first < r.end <= footer.end for r in footer.ranges):
+        raise CorruptionError("gap of an object leaves its offsets", topic_id=footer.topic)
     return footer
 
 
@@ -188,11 +194,15 @@ def unpack_index(data: bytes) -> list[IndexEntry]:
     """Unpack a sparse index.
 
     Raises:
-        CorruptionError: if it is no whole number of entries.
+        CorruptionError: if it is no whole number of entries, or they are out of order.
     """
     if len(data) % _ENTRY.size:
         raise CorruptionError("index of an object is cut short", bytes=len(data))
-    return [IndexEntry(*fields) for fields in _ENTRY.iter_unpack(data)]
+    entries = [IndexEntry(*fields) for fields in _ENTRY.iter_unpack(data)]
+    for before, entry in itertools.pairwise(entries):
+        if before.offset >= entry.offset or before.position >= entry.position:
+            raise CorruptionError("index of an object is out of order", offset=entry.offset)
+    return entries
 
 
 class KeyParts(NamedTuple):

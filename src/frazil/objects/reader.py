@@ -30,7 +30,7 @@ from frazil.telemetry import warn
 from frazil.tiers import HistoryPin, LruCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from frazil.log import Decoder
     from frazil.objects.catalog import ObjectCatalog
@@ -265,7 +265,7 @@ class Fetcher:
             mine = self._added(span, Future())
         return self._answer(span, mine)
 
-    def ahead(self, spans: Iterable[ByteRange]) -> None:
+    def ahead(self, spans: Sequence[ByteRange]) -> None:
         """Start to fetch the ranges that are needed next, in order, as far as the budget goes."""
         with self._lock:
             for span in spans:
@@ -447,7 +447,7 @@ class ObjectsSource:
             if position >= span.start + span.length or last.key != span.key:
                 span = index.block(position)
                 position = span.start
-            self.fetcher.ahead(self._following(picture, index, span))
+            self._go_ahead(picture, index, span)
         limit = index.limit(offset)
         found = self._scanned(index, span, position, topic, offset, limit, bytes_max)
         batches = batches_of(found.frames, decoder, offset=offset, topic=topic)
@@ -552,6 +552,18 @@ class ObjectsSource:
         return found is not None and found.key == key
 
     # -- reading ahead ----------------------------------------------------------------------------
+
+    def _go_ahead(self, picture: TopicObjects, index: ObjectIndex, span: ByteRange) -> None:
+        """Fetch the blocks after a range ahead, as far as the budget goes."""
+        left = self.fetcher.ahead_bytes_max
+        spans: list[ByteRange] = []
+        # Made before `ahead` takes the lock: indexes of the objects that follow are unpacked here.
+        for following in self._following(picture, index, span):
+            left -= following.length
+            if left < 0:
+                break
+            spans.append(following)
+        self.fetcher.ahead(spans)
 
     def _following(
         self, picture: TopicObjects, index: ObjectIndex, span: ByteRange

@@ -118,7 +118,7 @@ class Sandbox:
                 async with asyncio.timeout(DEADLINE_S):
                     process.stdin.write(encode(request))
                     await process.stdin.drain()
-                    await _receive(process, answers)
+                    await _receive(process, answers, len(request.payloads))
             except TimeoutError:
                 await self._end(process)
             except (OSError, EOFError) as error:
@@ -153,7 +153,7 @@ class Sandbox:
             )
             answers: list[Answer] = []
             async with asyncio.timeout(DEADLINE_S):
-                await _receive(process, answers)
+                await _receive(process, answers, 1)
         except (OSError, EOFError, TimeoutError) as error:
             if self._process is not None:
                 await self._end(self._process)
@@ -185,8 +185,12 @@ def closed() -> Unavailable:
     return Unavailable("the schema registry is closed")
 
 
-async def _receive(process: asyncio.subprocess.Process, answers: list[Answer]) -> None:
-    """Add the answers of one request; those before an error, too."""
+async def _receive(
+    process: asyncio.subprocess.Process, answers: list[Answer], count_max: int
+) -> None:
+    """Add the answers of one request, no more than it may have; those before an error, too."""
     assert process.stdout is not None
     while not (answers and answers[-1].is_last):
+        if len(answers) >= max(count_max, 1):
+            raise EOFError("the schema worker gave more answers than were asked for")
         answers.append(await receive(process.stdout))

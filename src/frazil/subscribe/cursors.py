@@ -304,7 +304,10 @@ class CursorWriter:
 
     def _flush(self) -> None:
         for settle in self._settling:
-            settle()
+            try:
+                settle()
+            except Exception as error:  # noqa: BLE001 - a bug of one subscription stops no other
+                _note_bug(self._loop, error)
         self._settling = []
         waiting, self._waiting = self._waiting, {}
         deadline = self._loop.time() + ROOM_WAIT_S
@@ -362,7 +365,10 @@ class _FrameWaiter:
 
     def set_result(self, _ack: Ack) -> None:
         for _change, answer in self._changes:
-            answer(None)
+            try:
+                answer(None)
+            except Exception as error:  # noqa: BLE001 - a bug of one subscription stops no other
+                _note_bug(self._loop, error)
 
     def set_exception(self, error: Any) -> None:
         if isinstance(error, ONE_BY_ONE) and len(self._changes) > 1:
@@ -371,6 +377,10 @@ class _FrameWaiter:
             return
         for _change, answer in self._changes:
             answer(error)
+
+
+def _note_bug(loop: asyncio.AbstractEventLoop, error: Exception) -> None:
+    loop.call_exception_handler({"message": "a subscription failed", "exception": error})
 
 
 def _stray_holds(state: TopicState) -> Iterable[Control]:

@@ -267,8 +267,9 @@ class Deliveries:
             stored = self._settings.change(uid, name, kind=kind)
         try:
             _put(runtime, start, offset, partial(cursors.create, runtime.name, name))
-        except FrazilError:
-            if before is None:
+        except FrazilError as error:
+            # With an unknown outcome the cursor may be durable, and must find its type again.
+            if before is None and error.details.get("outcome") != "unknown":
                 self._settings.delete(uid, name)
             raise
         return stored

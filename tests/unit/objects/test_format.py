@@ -103,12 +103,21 @@ def test_a_newer_format_is_refused_with_advice(monkeypatch, name, value):
         objects.decode_trailer(newer, size=64 + 6 + objects.TRAILER_BYTES)
 
 
-@pytest.mark.parametrize("what", ["length", "end"])
+@pytest.mark.parametrize("what", ["length", "end", "order", "cut", "index", "gap", "empty gap"])
 def test_a_footer_whose_numbers_do_not_fit_is_refused(what):
-    """Frames of another length and an end before the first offset are damage."""
+    """Frames of another length, indexes out of order and gaps elsewhere are damage."""
     footer = footer_of(pinned("topic.frz"))
     position = objects.HEADER_BYTES + footer.length
-    change = {"length": {"length": footer.length + 8}, "end": {"end": -1}}[what]
+    entries = footer.index[:24], footer.index[24:48]
+    change = {
+        "length": {"length": footer.length + 8},
+        "end": {"end": -1},
+        "order": {"index": entries[1] + entries[0]},
+        "cut": {"index": footer.index + b"x"},
+        "index": {"index": objects.pack_index([objects.IndexEntry(0, 1 << 30, 0)])},
+        "gap": {"ranges": (SpecialRange(5, 50, "gap", ""),)},
+        "empty gap": {"ranges": (SpecialRange(5, 5, "gap", ""),)},
+    }[what]
     data = objects.encode_footer(msgspec.structs.replace(footer, **change))
     trailer = objects.encode_trailer(data, position=position)
     size = position + len(data) + objects.TRAILER_BYTES

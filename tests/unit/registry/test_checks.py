@@ -216,11 +216,17 @@ def test_a_record_that_overruns_costs_its_sender_alone(tmp_path, policy):
 async def test_records_that_wait_are_refused_by_the_close(checks, store):
     """Each record has one answer, in their order, and a later one is refused, too."""
     answers = []
+    closing = []
+
+    def answered(number, error):
+        answers.append((number, error))
+        if number == 0:
+            closing.append(asyncio.create_task(store.close()))
+
     for number in range(100):
-        checks.check(TOPIC, record(b"1"), lambda e, n=number: answers.append((n, e)))
-    await until(lambda: answers)
-    await store.close()
+        checks.check(TOPIC, record(b"1"), lambda e, n=number: answered(n, e))
     await until(lambda: len(answers) == 100)
+    await closing[0]
     assert [number for number, _ in answers] == list(range(100))
     assert {type(error) for _, error in answers} == {type(None), Unavailable}
     checks.check(TOPIC, record(b"1"), lambda e: answers.append((100, e)))
