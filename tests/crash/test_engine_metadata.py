@@ -21,6 +21,7 @@ from tests.crash.engine_world import ROOT, World, many_lives
 from tests.support import SimulatedCrash
 
 DATABASE = f"{ROOT}/meta.db"
+JOURNAL = f"{DATABASE}-journal"
 SEEDS = max(2_000, int(os.environ.get("FRAZIL_TEST_CRASH_SEEDS", "20000")) // 10)
 SLICES = 16
 COPIES_MAX = 12
@@ -32,7 +33,7 @@ class MetadataLives:
     def __init__(self, seed):
         self.random = Random(seed * 2)
         self.world = World(self.random, seed)
-        self.copies: list[bytes] = []
+        self.copies: list[dict[str, bytes]] = []
         self.tampered = "nothing"
 
     def run(self):
@@ -81,7 +82,8 @@ class MetadataLives:
         """Keep a copy of the metadata as a back-up would: between two transactions."""
         disk = self.world.disk
         if not disk.crashed and self.world.engine.metadata_failed == "":
-            self.copies.append(disk.read_bytes(DATABASE))
+            present = [path for path in (DATABASE, JOURNAL) if path in disk.paths()]
+            self.copies.append({path: disk.read_bytes(path) for path in present})
             del self.copies[:-COPIES_MAX]
 
     def tamper(self):
@@ -92,13 +94,14 @@ class MetadataLives:
         )
         self.world.history.append(f"-- metadata: {self.tampered}")
         present = DATABASE in disk.paths()
-        journal = f"{DATABASE}-journal"
         if self.tampered == "older" and self.copies:
-            disk.write_bytes(DATABASE, random.choice(self.copies))
-            if journal in disk.paths():
-                disk.write_bytes(journal, b"")
+            copy = random.choice(self.copies)
+            if JOURNAL in disk.paths():
+                disk.write_bytes(JOURNAL, b"")
+            for path, data in copy.items():
+                disk.write_bytes(path, data)
         elif self.tampered == "missing":
-            for path in (DATABASE, journal):
+            for path in (DATABASE, JOURNAL):
                 if path in disk.paths():
                     disk.unlink(path)
         elif self.tampered == "damaged" and present:

@@ -327,3 +327,56 @@ def test_a_feed_goes_with_its_last_subscription(tmp_path):
         assert deliveries.facts()["cache_bytes"] == 0
 
     run(tmp_path, work)
+
+
+@pytest.mark.parametrize("step", ["ack", "_run"])
+def test_a_bug_in_one_subscription_stops_no_acks_of_others(tmp_path, monkeypatch, step):
+    """Acks are settled and answered for each subscription by itself, and after the bug again."""
+
+    async def work(db, deliveries, _settings):
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+        topic = db.create_topic("t")
+        topic.append_many([b"%d" % number for number in range(20)])
+        first, second = await opened(deliveries, "a"), await opened(deliveries, "b")
+        broken, other = Collector(first, acks=False), Collector(second, acks=False)
+        await until(lambda: len(broken.got) >= 10 and len(other.got) >= 10)
+        owner = first._dispatch if step == "ack" else first
+        faults = [True]
+
+        def fail_once(*given, **named):
+            if faults:
+                faults.pop()
+                raise ZeroDivisionError
+            return getattr(type(owner), step)(owner, *given, **named)
+
+        monkeypatch.setattr(owner, step, fail_once, raising=False)
+        broken.ack(0)
+        other.ack(0)
+        await until(lambda: 0 in other.acked)
+        assert not faults
+        broken.ack(1)
+        other.ack(1)
+        await until(lambda: 1 in broken.acked and 1 in other.acked)
+
+    run(tmp_path, work)
+
+
+def test_a_creation_with_an_unknown_outcome_keeps_its_type(tmp_path, monkeypatch):
+    """The cursor may be durable: opened again, the subscription is of the type that was asked for."""
+
+    async def work(db, deliveries, _settings):
+        db.create_topic("t").append(b"one")
+        create = type(db.cursors).create
+
+        def unknown(self, *given):
+            create(self, *given)
+            raise Unavailable("the lease may have run out", outcome="unknown")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(db.cursors), "create", unknown)
+            with pytest.raises(Unavailable):
+                await opened(deliveries, kind=SubscriptionType.KEY_SHARED)
+        found = await opened(deliveries, kind=None)
+        assert found.kind is SubscriptionType.KEY_SHARED
+
+    run(tmp_path, work)
