@@ -2,8 +2,8 @@
 
 `open` gives an embedded engine, `open_async` the same for asyncio; see the README.
 
-Names are imported when they are first used: the lake's children load this package too, and need
-no engine.
+Names are imported on first use: the lake's child processes load this package too, and need no
+engine.
 """
 
 from __future__ import annotations

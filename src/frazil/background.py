@@ -18,8 +18,8 @@ __all__ = ["Task"]
 class Task:
     """A thread that calls `work` after each pause, or as soon as `wake` is called.
 
-    An error of one step is logged once, kept in `errors` under the step's name until the step
-    succeeds, and neither stops the other steps nor the thread. Without a thread (simulations) the
+    An error of one step is logged once and kept in `errors` under the step's name until the step
+    succeeds; it stops neither the other steps nor the thread. Without a thread (simulations) the
     owner calls `work` itself; `run` and `is_due` work the same.
     """
 
@@ -41,7 +41,7 @@ class Task:
             clock: the clock of `is_due`.
             pause_s: returns the longest pause before the next round.
             failed_event: the log event of a failed step.
-            expected: tells whether an error is no fault, such as `Closed` during a stop.
+            expected: tells whether an error is normal, such as `Closed` during a stop.
         """
         self._work = work
         self._clock = clock
@@ -53,11 +53,11 @@ class Task:
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self.stopping = False
         self.errors: dict[str, str] = {}
-        """The last error of each step that fails, by the step's name."""
+        """The last error of each failing step, by the step's name."""
 
     @property
     def is_running(self) -> bool:
-        """Tell whether the thread is at work."""
+        """Tell whether the thread is running."""
         return self._thread.is_alive()
 
     @property
@@ -70,18 +70,18 @@ class Task:
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """End the thread after its current step, waiting at most so long for that."""
+        """End the thread after its current step; wait at most `timeout_s`."""
         self.stopping = True
         self._woken.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def wake(self) -> None:
-        """Begin the next round now; from any thread."""
+        """Start the next round now; from any thread."""
         self._woken.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until `wake` or `stop` is called, or for so long; tell whether it was called."""
+        """Wait for `wake` or `stop`, at most so many seconds; tell whether one was called."""
         woken = self._woken.wait(seconds)
         self._woken.clear()
         return woken
@@ -103,7 +103,7 @@ class Task:
                 self.errors.pop(step, None)
 
     def is_due(self, step: str, interval_s: float) -> bool:
-        """Tell whether a step is due, and count the interval from now if it is."""
+        """Tell whether a step is due, and restart its interval if it is."""
         now = self._clock.monotonic()
         if now < self._due.get(step, now):
             return False
@@ -111,7 +111,7 @@ class Task:
         return True
 
     def put_off(self, step: str, seconds: float) -> None:
-        """Make a step due so much later."""
+        """Postpone a step by so many seconds."""
         self._due[step] = self._due.get(step, self._clock.monotonic()) + seconds
 
     def make_all_due(self) -> None:

@@ -1,4 +1,4 @@
-"""The seam of time and chance: the only clock, sleep and random bytes of the engine."""
+"""The seam of time and randomness: the only clock, sleep and random bytes of the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Clock(Protocol):
         """Return seconds that never go backwards, for timeouts and intervals."""
 
     def random_bytes(self, size: int) -> bytes:
-        """Return `size` bytes that nobody can guess (seeded in a simulation)."""
+        """Return `size` unpredictable bytes (seeded in a simulation)."""
 
 
 class SystemClock:

@@ -1,4 +1,4 @@
-"""The error tree: one class for each thing a caller does differently.
+"""The error tree: one class for each reaction of a caller.
 
     FrazilError
     ├── InvalidRequest    fix the call; nothing was written
@@ -51,7 +51,7 @@ def _shown(value: object) -> str:
 class FrazilError(Exception):
     """The root of every error Frazil raises on purpose.
 
-    Facts are kept in `details` and printed as `key=value` after the message.
+    The facts are in `details` and are printed as `key=value` after the message.
     """
 
     code: ClassVar[str] = "internal"
@@ -82,19 +82,19 @@ class InvalidRequest(FrazilError):
 
 
 class NotFound(FrazilError):
-    """What the call names does not exist (any more)."""
+    """The named object does not exist, or not any more."""
 
     code = "not_found"
 
 
 class Conflict(FrazilError):
-    """Somebody else was first, or the sequence does not fit: refresh and retry."""
+    """Another caller was first, or the sequence does not fit: refresh and retry."""
 
     code = "conflict"
 
 
 class Unavailable(FrazilError):
-    """Not now: back off and retry. `outcome="unknown"` means that the write may have happened."""
+    """Try again later: back off and retry. With `outcome="unknown"` the write may have happened."""
 
     code = "unavailable"
 
@@ -112,13 +112,13 @@ class Closed(FrazilError):
 
 
 class CorruptionError(FrazilError):
-    """Stored data is damaged. Stop and run `frazil doctor`; the details name what is lost."""
+    """Stored data is damaged. Stop and run `frazil doctor`; the details name the lost data."""
 
     code = "corruption"
 
 
 class CommitUnknown(FrazilError):
-    """A commit may or may not have happened: look before doing anything else."""
+    """A commit may or may not have happened: check before doing anything else."""
 
     code = "commit_unknown"
 
@@ -147,7 +147,7 @@ CODES: dict[type[FrazilError], Codes] = {
 
 
 def codes_of(error: BaseException) -> Codes:
-    """Return the codes of `error`'s nearest class in the table; a stranger is internal."""
+    """Return the codes of `error`'s nearest class in the table; any other error is internal."""
     for cls in type(error).__mro__:
         if cls in CODES:
             return CODES[cls]

@@ -1,8 +1,8 @@
-"""The file seam: the only calls to the operating system's files that the engine makes.
+"""The file seam: the engine's only calls to the operating system's files.
 
 `RealFileSystem` is the operating system. `tests.support` has a simulated one with crash states
 and a fault-injecting one; all three obey the contract in the docstrings below.
-Paths are absolute strings. Every method may raise `OSError`; the caller decides what it means.
+Paths are absolute strings. Every method may raise `OSError`; the caller decides its meaning.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ IOV_MAX = 1024
 READ_BYTES_MAX = 1 << 30
 
 OpenMode = Literal["create", "write", "read"]
-"""`create` makes a new file and fails if it exists; `write` opens an existing one for both ways."""
+"""`create` makes a new file and fails if it exists; `write` opens an existing one (read-write)."""
 
 
 class FileInfo(NamedTuple):
-    """What `stat` tells about one path."""
+    """The result of `stat` for one path."""
 
     size: int
     modified_ns: int
     is_directory: bool
     identity: str = ""
-    """What no other file of this machine has at the same time; empty if the system has no such."""
+    """Identity of the file, unique on this machine while it exists; empty without support."""
 
 
 class Space(NamedTuple):
-    """The room on the file system that holds a path."""
+    """The free and total space of the file system of a path."""
 
     free_bytes: int
     total_bytes: int
 
 
 class LockTaken(OSError):
-    """Another process holds the lock; `holder` is what it wrote about itself."""
+    """Another process holds the lock; `holder` is the text that it wrote into the lock file."""
 
     def __init__(self, path: str, holder: str) -> None:
         super().__init__(errno.EWOULDBLOCK, "lock is taken", path)
@@ -70,7 +70,7 @@ class File(Protocol):
         """Return up to `size` bytes at `position`; fewer only at the end of the file."""
 
     def write_at(self, position: int, buffers: Sequence[Buffer]) -> int:
-        """Write the buffers one after another and return how many bytes went; may be short.
+        """Write the buffers in order and return the number of bytes written; may be short.
 
         Nothing is durable on return.
         """
@@ -120,23 +120,23 @@ class FileSystem(Protocol):
         """Make the names in a directory durable."""
 
     def stat(self, path: str) -> FileInfo | None:
-        """Return facts about a path, None if there is nothing."""
+        """Return facts about a path, None if it does not exist."""
 
     def space(self, path: str) -> Space:
-        """Return the room on the file system of `path`."""
+        """Return the space of the file system of `path`."""
 
     def allocate(self, path: str, size: int) -> None:
-        """Create a file of `size` bytes whose blocks are reserved, or leave nothing behind."""
+        """Create a file of `size` bytes with reserved blocks, or leave no file."""
 
     def sqlite_vfs(self) -> str:
-        """Return the name of the SQLite VFS that has these files, "" for SQLite's own."""
+        """Return the name of the SQLite VFS for these files, "" for SQLite's own."""
 
     def lock(self, path: str, holder: str) -> LockHandle:
         """Take the exclusive lock file and write `holder` into it, or raise `LockTaken`."""
 
 
 def write_fully(file: File, position: int, buffers: Sequence[Buffer]) -> int:
-    """Write all of `buffers` at `position`, going on after short writes; return the byte count."""
+    """Write all of `buffers` at `position`, continuing after short writes; return the size."""
     views = [memoryview(buffer).cast("B") for buffer in buffers]
     total = sum(map(len, views))
     written = file.write_at(position, views)
@@ -161,7 +161,7 @@ def _behind(views: Sequence[memoryview], skip: int) -> list[memoryview]:
 
 
 def read_fully(file: File, position: int, size: int) -> bytes:
-    """Read exactly `size` bytes, or as many as there are before the end of the file."""
+    """Read exactly `size` bytes, fewer only at the end of the file."""
     data = file.read_at(position, size)
     if len(data) == size or not data:
         return data
@@ -208,7 +208,7 @@ class RealFile:
             os.close(descriptor)
 
     def __del__(self) -> None:
-        # A reader may drop the last reference to an unlinked segment: its space must come back.
+        # A reader may drop the last reference to an unlinked segment: its space must be freed.
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 self.close()

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Names of a package that are imported on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def lazy_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], object]:
-    """Return a package's `__getattr__` that imports the module of a name at its first use.
+    """Return a package's `__getattr__` that imports a name's module on first use.
 
     Child processes import one module of a package and must not load all of it.
     """

@@ -1,4 +1,4 @@
-"""The words of Frazil as types: names, ids, topics, acks. No I/O, no clock."""
+"""Frazil's basic types: names, ids, topics, acks. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 NAMESPACES_AT_BOOT: Final = ("default", "system")
-"""The namespaces that are always there."""
+"""The namespaces that always exist."""
 Offset = NewType("Offset", int)
 Lsn = NewType("Lsn", int)
 SegmentId = NewType("SegmentId", int)
@@ -53,7 +53,7 @@ OP_NAMES: Final = {
     OP_UPSERT: "upsert",
     OP_DELETE: "delete",
 }
-"""What the column `_op` says of a keyed topic's record; a frame without it holds upserts."""
+"""The values of the column `_op` of a keyed topic's records; a frame without it holds upserts."""
 
 WHOLE: Final = -1
 """The part number of a topic without partitions."""
@@ -66,18 +66,18 @@ UnknownKey = Literal["ignore", "error", "insert"]
 
 NAME_PART_CHARACTERS_MAX: Final = 200
 NAME_TEXT_CHARACTERS_MAX: Final = 2048
-"""Of a name as it is written: normal form makes it shorter, by less than this allows for."""
+"""The limit for an unnormalised name: NFC makes a name shorter, by less than this allows for."""
 NAMESPACE_DEFAULT: Final = "default"
 _NAME_PART: Final = re.compile(r"[\w-]+\Z")
 _PART_SUFFIX: Final = re.compile(r"-part-[0-9]+\Z")
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """What a publish returns: where its records are.
+    """The result of a publish: the positions of its records.
 
     `offset` and `offset_last` are the first and last offset of the call's records in the topic;
     `lsn` is the position of their batch in the journal's order over all topics; `part` is the part
-    of a partitioned topic that took them.
+    of a partitioned topic that holds them.
     """
 
     offset: int
@@ -102,11 +102,11 @@ class PartitionField(msgspec.Struct, frozen=True):
 
 
 class TopicSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Everything that defines a topic but its columns, which live in versioned schemas.
+    """The whole definition of a topic except its columns, which are in versioned schemas.
 
-    `partitions` > 0 makes it the parent of a partitioned topic; its parts are topics of their
-    own with `part_of` and `part_index` set. Columns are named by id, so that a rename is safe.
-    None in a limit means "as the settings say".
+    `partitions` > 0 makes it the parent of a partitioned topic; its parts are separate topics
+    with `part_of` and `part_index` set. Columns are named by id, so that a rename is safe.
+    None in a limit means "as in the settings".
     """
 
     id: int
@@ -125,24 +125,24 @@ class TopicSpec(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     version: int = 1
     deleted_us: int = 0
     unknown_key: UnknownKey = "ignore"
-    """What an update or delete of a key that does not exist means."""
+    """The meaning of an update or delete of an absent key."""
     signals: dict[str, float] | None = None
-    """Limits of the signals that move data, where they differ from the settings, by name."""
+    """Limits of the data movement triggers that differ from the settings, by name."""
     lake: bool = False
-    """Its records are moved into an Iceberg table."""
+    """Whether its records are moved into an Iceberg table."""
     sort_by: tuple[int, ...] = ()
-    """The columns that its Iceberg table is sorted by, ascending."""
+    """The sort columns of its Iceberg table, ascending."""
     uid: str = ""
-    """What tells it from another topic of the same name; `topic_uid` has it for old topics, too."""
+    """Identifies it among topics of the same name; `topic_uid` returns it for old topics, too."""
     objects: bool | None = None
-    """Its frames are uploaded to the object store."""
+    """Whether its frames are uploaded to the object store."""
     objects_retention_us: int | None = None
     objects_retention_bytes: int | None = None
-    """For how long, and how many bytes of, its objects are kept."""
+    """The age and size up to which its objects are kept."""
 
 
 def topic_uid(spec: TopicSpec) -> str:
-    """Return the identity of a topic, made at its creation; parts have that of the whole topic."""
+    """Return the identity of a topic, assigned at its creation; parts share the whole topic's."""
     return spec.uid or f"{spec.created_us:016x}{spec.part_of or spec.id:08x}"
 
 
@@ -155,7 +155,7 @@ def full_topic_name(name: str) -> str:
     if not isinstance(name, str):
         raise InvalidRequest("topic name must be a string", got=type(name).__name__)
     if len(name) > NAME_TEXT_CHARACTERS_MAX:
-        # Before it is brought into normal form, which takes hours for a few megabytes of accents.
+        # Checked before normalisation, which takes hours for a few megabytes of accents.
         raise InvalidRequest("topic name is too long", characters_max=NAME_PART_CHARACTERS_MAX)
     text = unicodedata.normalize("NFC", name)
     if "/" not in text:

@@ -1,8 +1,8 @@
 """Types of structs, complete before threads decode them.
 
-msgspec learns what a struct's fields are when the struct is first decoded, and another thread that
-decodes the same type meanwhile finds it half learnt: that ends the process. A `Decoder` made while
-its module is imported is complete; a type that is named where it is decoded goes through `learnt`.
+msgspec collects the fields of a struct type when the struct is first decoded. A second thread that
+decodes the same type at that moment finds it incomplete, which crashes the process. A `Decoder`
+created at its module's import is complete; a type named at the decoding call goes through `learnt`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _learnt: set[object] = set()
 
 
 def learnt(kind: type[T]) -> type[T]:
-    """Return a type, known in full: the first caller learns it, the others wait for that."""
+    """Return a type with its fields collected: the first caller does it, the others wait."""
     if kind not in _learnt:
         with _lock:
             if kind not in _learnt:

@@ -1,4 +1,4 @@
-"""Events: what Frazil says about itself, as a name and facts, through the standard `logging`.
+"""Events of Frazil, as a name and facts, through the standard `logging`.
 
 The library only emits; the owner of the process decides where events go. The command line calls
 `configure`. Nothing is emitted per record, and no payload or secret is ever a fact.
@@ -24,12 +24,12 @@ def event(name: str, *, level: int = logging.INFO, **facts: object) -> None:
 
 
 def warn(name: str, **facts: object) -> None:
-    """Emit an event that somebody should look at."""
+    """Emit an event as a warning: it needs an operator's attention."""
     event(name, level=logging.WARNING, **facts)
 
 
 def _clean(value: object) -> object:
-    """Return a fact that cannot break a line or flood a log."""
+    """Return a fact without line breaks and of bounded length."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = str(value)
@@ -39,7 +39,7 @@ def _clean(value: object) -> object:
 
 
 def _quoted(value: object) -> str:
-    """Return a fact that cannot be taken for several: quoted if it has what stands between facts."""
+    """Return a fact quoted if it contains a separator, so that it cannot pass as several facts."""
     text = str(_clean(value))
     return json.dumps(text, ensure_ascii=False) if _APART.search(text) or not text else text
 

@@ -1,7 +1,7 @@
 """Sizes and durations as people write them: `128MB`, `64MiB`, `20ms`, `1h30m`.
 
 Decimal size units are powers of 1000 (`MB` is 10^6 bytes), binary ones powers of 1024 (`MiB` is
-2^20). Arithmetic is exact: what `format_bytes` and `format_duration` write is read back unchanged.
+2^20). Arithmetic is exact: the output of `format_bytes` and `format_duration` parses unchanged.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _seconds_of_text(text: str) -> Fraction:
 
 
 def _checked(text: str, *, what: str) -> str:
-    # The limit keeps the exact arithmetic below small, whatever the text says.
+    # The limit keeps the exact arithmetic below small for every text.
     if len(text) > TEXT_CHARACTERS_MAX:
         raise InvalidRequest(f"{what} is too long a text", characters_max=TEXT_CHARACTERS_MAX)
     return text.strip()
@@ -150,12 +150,12 @@ def _checked(text: str, *, what: str) -> str:
 def _fraction_of_number(value: object, *, what: str) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{what} must be a number or a text", got=type(value).__name__)
-    # The value is not repeated: an integer may be too long to print.
+    # The value is not printed: an integer may be too long.
     if not 0 <= value <= NUMBER_MAX:
         raise InvalidRequest(f"{what} must be a number of at least 0 and at most 1e30")
     return Fraction(value)
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Tell whether a value that a caller gave is a whole number; True and False are none."""
+    """Tell whether a caller's value is a whole number; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,7 +1,7 @@
-"""Danube's broker file as settings of Frazil, with a report of every key.
+"""Converts Danube's broker file into settings of Frazil, with a report of every key.
 
-A key is mapped, or dropped with the reason. References to the environment stay references. The
-result is always accepted by Frazil: a refused value becomes a comment with the reason.
+A key is mapped, or dropped with the reason. References to the environment stay references. Frazil
+always accepts the result: a refused value becomes a comment with the reason.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Convert = Callable[[object], Mapping[str, object]]
 
 
 class Rule(NamedTuple):
-    """Turns the value of one key into settings by their names."""
+    """Converts the value of one key into settings by name."""
 
     target: str
-    """The setting that the key is about, for reports."""
+    """The setting that the key corresponds to, for reports."""
     convert: Convert
 
 
@@ -67,7 +67,7 @@ def _not(target: str) -> Rule:
 
 
 def _endpoint(section: str) -> Rule:
-    """Take a server's URL; one without TLS is allowed, because it was used before."""
+    """Convert a server's URL; one without TLS is allowed, because it was used before."""
 
     def convert(value: object) -> Mapping[str, object]:
         plain = isinstance(value, str) and value.lower().startswith("http://")
@@ -78,7 +78,7 @@ def _endpoint(section: str) -> Rule:
 
 
 def _etcd(value: object) -> Mapping[str, object]:
-    """Take the server, and a prefix: under its own keys Danube may still have metadata there."""
+    """Convert the server, and add a prefix: Danube may still have metadata under its own keys."""
     bare = isinstance(value, str) and "://" not in value and not value.startswith("${")
     return {
         "metadata.backend": "etcd",
@@ -158,7 +158,7 @@ RULES: Final[Mapping[str, Rule]] = {
         "lake.default", lambda value: {"lake.default": True} if value == "iceberg" else {}
     ),
 }
-"""The keys that become settings, whatever else the file says."""
+"""The keys that become settings, whatever the rest of the file says."""
 
 DROPPED: Final[Mapping[str, str]] = {
     "bootstrap_namespaces": (
@@ -182,11 +182,11 @@ DROPPED: Final[Mapping[str, str]] = {
         "requests are signed; objects.credentials none leaves those to Google's store unsigned"
     ),
     f"{WAL_CLOUD}.uploader.root_prefix": (
-        "where Danube's metadata lies; objects lie under objects.root, metadata in etcd under "
+        "the root of Danube's metadata; objects are under objects.root, metadata in etcd under "
         "metadata.etcd.prefix"
     ),
-    f"{ICEBERG}.catalog.type": "Frazil has a catalog of its own",
-    f"{ICEBERG}.catalog.uri": "Frazil has a catalog of its own",
+    f"{ICEBERG}.catalog.type": "Frazil has an embedded catalog",
+    f"{ICEBERG}.catalog.uri": "Frazil has an embedded catalog",
     **{
         f"{ICEBERG}.object_store.{name}": "tables are in the directory lake.warehouse"
         for name in ("type", "bucket", "region", "endpoint", "access_key", "secret_key")
@@ -199,11 +199,11 @@ DROPPED: Final[Mapping[str, str]] = {
         "counts files; reads ahead are bounded in bytes, at 16 MiB"
     ),
 }
-"""The keys that nothing in Frazil is like, with the reason."""
+"""The keys without a counterpart in Frazil, with the reason."""
 
 
 def rule_of(key: str, *, backend: str) -> Rule | str:
-    """Return what becomes of a key, or the reason why nothing does."""
+    """Return the rule of a key, or the reason why it has none."""
     if key in RULES:
         return RULES[key]
     if key in DROPPED:
@@ -224,7 +224,7 @@ KEYS_MAX: Final = 10_000
 LEVELS_MAX: Final = 8
 SECTIONS: Final = (WAL_CLOUD, ICEBERG)
 UNIT_CHARACTERS_MAX: Final = 20
-"""A longer text with a unit is written as a number: tiny ones would have hundreds of zeros."""
+"""A longer text with a unit is written as a number: a tiny value would have hundreds of zeros."""
 
 
 class Mapped(NamedTuple):
@@ -233,11 +233,11 @@ class Mapped(NamedTuple):
     key: str
     setting: str
     shown: str
-    """The value for people: no secret, and `default` if the key sets nothing."""
+    """The displayed value: no secret, and `default` if the key sets nothing."""
 
 
 class Left(NamedTuple):
-    """A key that became no setting, and why."""
+    """A key that became no setting, and the reason."""
 
     key: str
     reason: str
@@ -293,7 +293,7 @@ def _leaves(node: Mapping[object, object], above: str, level: int) -> Iterator[t
 
 
 def import_danube(document: Mapping[str, object], *, source: str) -> Imported:
-    """Return the settings that say what one document of a Danube file said.
+    """Convert one document of a Danube file into settings.
 
     Args:
         document: the keys of the document, from `read_documents`.
@@ -325,8 +325,8 @@ def _settled(
 ) -> dict[str, object]:
     """Return the settings; keys that Frazil refuses are dropped until it accepts the rest.
 
-    A setting belongs to the first key that asks for it, which may be refused: then the rest is
-    laid out again. `memory` for metadata overrides an etcd that the file names as well.
+    A setting belongs to the first key that sets it. If that key is refused, the rest is assigned
+    again. `memory` for metadata overrides an etcd that the file names as well.
     """
     while True:
         owners: dict[str, str] = {}
@@ -371,7 +371,7 @@ def _refused(chosen: Mapping[str, object]) -> tuple[str, str] | None:
 
 
 def _plain(value: object) -> object:
-    """Return a whole number as one: `0.001 * 5000` is 5."""
+    """Return a whole number as an int: `0.001 * 5000` is 5."""
     if isinstance(value, float) and math.isfinite(value) and value == int(value):
         return int(value)
     return value
@@ -405,7 +405,7 @@ def _text(chosen: Mapping[str, object], dropped: list[Left], source: str) -> str
 
 
 def _line(text: str) -> str:
-    """Return a text that cannot leave its comment."""
+    """Return a text that stays within its comment."""
     return text if text.isprintable() else ascii(text)[1:-1]
 
 

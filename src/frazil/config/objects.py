@@ -1,9 +1,9 @@
 """The section of the objects tier: the store, uploads, retention and backups.
 
-Texts may have `${NAME}` references to the environment (`frazil.config.values`); secrets are shown
-by nothing. The location of a store is its `root`: `s3://bucket/prefix`, `gcs://bucket/prefix`,
-`azblob://container/prefix`, a directory, or the name of a store in memory; the scheme may be left
-out.
+Texts may have `${NAME}` references to the environment (`frazil.config.values`); secrets are never
+shown. The location of a store is its `root`: `s3://bucket/prefix`, `gcs://bucket/prefix`,
+`azblob://container/prefix`, a directory, or the name of a store in memory; the scheme is
+optional.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ _NO_SECRET: Final = SecretText("")
 class ObjectsSettings(Section):
     """The objects tier: frames in an object store, for disks that fail and history that is long."""
 
-    store: StoreKind = setting("none", "Which kind of object store holds uploaded data.")
-    root: str = setting(
-        "", "Where in the store: bucket or container with a prefix, or a directory."
-    )
+    store: StoreKind = setting("none", "The kind of object store for uploaded data.")
+    root: str = setting("", "The location: bucket or container with a prefix, or a directory.")
     default: Switch = setting(True, "Topics are uploaded unless they say otherwise.")
     endpoint: str = setting("", "The server's URL; empty is that of Amazon, Google or Azure.")
     allow_http: Switch = setting(False, "An endpoint without TLS may be used.")
@@ -63,7 +61,7 @@ class ObjectsSettings(Section):
         _NO_SECRET, "The account's key; empty takes credentials of the environment or machine."
     )
     interval_s: Seconds = setting(
-        MINUTE, "New data of each topic is uploaded so often.", low=0.01, high=DAY
+        MINUTE, "The interval between uploads of each topic.", low=0.01, high=DAY
     )
     object_bytes_max: Bytes = setting(
         GIB, "An object has about this many bytes at most.", low=64 * KIB, high=8 * GIB

@@ -59,7 +59,7 @@ class LogSettings(Section):
         1.0, "In periodic mode the log is synced at least this often.", low=0, high=HOUR
     )
     queue_bytes_max: Bytes = setting(
-        64 * MIB, "So many bytes may wait for the writer.", low=KIB, high=64 * GIB
+        64 * MIB, "The limit of bytes queued for the writer.", low=KIB, high=64 * GIB
     )
     write_bytes_max: Bytes = setting(
         10 * MIB,
@@ -88,7 +88,7 @@ class LogSettings(Section):
     )
     ballast_bytes: Bytes = setting(
         64 * MIB,
-        "A reserved file of this size is given up to finish work on a full disk.",
+        "A reserved file of this size is deleted to finish work on a full disk.",
         low=0,
         high=TIB,
     )
@@ -99,25 +99,25 @@ class LogSettings(Section):
         0.05, "Publishing stops when a smaller share of the disk is free.", low=0, high=0.9
     )
     allow_network_fs: Switch = setting(
-        False, "Allow a data directory on a network file system, whose syncs may lie."
+        False, "Allow a data directory on a network file system, whose syncs may be unreliable."
     )
 
 
 class TopicSettings(Section):
-    """What topics and messages may look like."""
+    """Limits of topics and messages."""
 
     auto_create: Switch = setting(True, "A publish to an absent topic creates it.")
-    topics_max: Count = setting(10_000, "So many topics may exist.", low=1, high=10_000_000)
+    topics_max: Count = setting(10_000, "The limit of topics.", low=1, high=10_000_000)
     message_bytes_max: Bytes = setting(
-        MIB, "A message may have this many bytes.", low=1, high=MESSAGE_BYTES_CAP
+        MIB, "A message has at most this many bytes.", low=1, high=MESSAGE_BYTES_CAP
     )
     delete_grace_s: Seconds = setting(
-        DAY, "The data of a deleted topic is kept so long.", low=0, high=365 * DAY
+        DAY, "The data of a deleted topic is kept for this time.", low=0, high=365 * DAY
     )
 
 
 class ProducerSettings(Section):
-    """Idempotent producers: how repeats are recognised."""
+    """Idempotent producers: the detection of repeats."""
 
     window_age_s: Seconds = setting(
         DAY, "A silent producer is forgotten after this time.", low=1, high=365 * DAY
@@ -125,34 +125,34 @@ class ProducerSettings(Section):
 
 
 class EtcdSettings(Section):
-    """Servers that keep what other machines may read of the metadata."""
+    """The etcd servers that share metadata with other machines."""
 
     endpoints: str = setting(
         "http://127.0.0.1:2379", "URLs of the servers with commas between; any may be asked."
     )
     prefix: str = setting(
-        "", "Stands before all keys; brokers that share servers need different ones."
+        "", "The prefix of all keys; brokers that share servers need different ones."
     )
     user: str = setting("", "The user to log in as; empty is none.")
     password: SecretText = setting(SecretText(""), "The password of the user.")
-    ca_file: str = setting("", "A file of authorities that the servers' certificates are of.")
-    cert_file: str = setting("", "A file with the certificate that the broker shows.")
+    ca_file: str = setting("", "A file of the authorities that sign the servers' certificates.")
+    cert_file: str = setting("", "A file with the broker's client certificate.")
     key_file: str = setting("", "A file with the key of that certificate.")
     lease_ttl_s: Seconds = setting(
         10.0,
-        "A broker that is silent for so long loses its data to the next broker that asks.",
+        "A silent broker loses its lease, and its data to the next owner, after this time.",
         low=1,
         high=HOUR,
     )
 
 
 class MetadataSettings(Section):
-    """What is where: the store beside the log."""
+    """The metadata store next to the log."""
 
     backend: Literal["sqlite", "memory", "etcd"] = setting(
         "sqlite",
-        "Where metadata is kept; memory is rebuilt from the log at each start, etcd has what "
-        "other machines may read.",
+        "Where metadata is kept; memory is rebuilt from the log at each start, etcd shares "
+        "metadata with other machines.",
     )
     etcd: EtcdSettings = Field(default=EtcdSettings(), description="The backend etcd.")
 
@@ -170,19 +170,19 @@ class MemorySettings(Section):
         high=16 * TIB,
     )
     retention_s: Seconds = setting(
-        15 * MINUTE, "Flushed records stay in memory for so long if there is room.", low=1, high=DAY
+        15 * MINUTE, "Flushed records stay in memory this long if there is room.", low=1, high=DAY
     )
     wait_s: Seconds = setting(
-        5.0, "A publish waits so long for the end of red before it is refused.", low=0, high=HOUR
+        5.0, "A publish waits this long in memory level red before it is refused.", low=0, high=HOUR
     )
     flush_partition_bytes: Bytes = setting(
-        128 * MIB, "A topic is flushed when a partition has so much to flush.", low=1, high=TIB
+        128 * MIB, "A topic is flushed when a partition has this much to flush.", low=1, high=TIB
     )
     flush_age_s: Seconds = setting(
         5 * MINUTE, "A topic is flushed when a record has waited longer.", low=0.01, high=DAY
     )
     flush_offsets: Count = setting(
-        100_000, "A topic is flushed above so many offsets to flush.", low=1, high=1 << 40
+        100_000, "A topic is flushed above this many offsets to flush.", low=1, high=1 << 40
     )
 
 
@@ -194,17 +194,17 @@ class DiskSettings(Section):
     )
     log_keep_s: Seconds = setting(
         MINUTE,
-        "The log keeps flushed records so long, so that a damaged file can be written again.",
+        "The log keeps flushed records for this time, so that a damaged file can be rewritten.",
         low=0,
         high=365 * DAY,
     )
     commit_partition_bytes: Bytes = setting(
-        128 * MIB, "A commit is due when a partition has so much staged.", low=1, high=TIB
+        128 * MIB, "A commit is due when a partition has this much staged.", low=1, high=TIB
     )
 
 
 class LakeCatalogSettings(Section):
-    """The catalog that says where the tables are."""
+    """The Iceberg catalog of the tables."""
 
     port: Count = setting(
         8181, "The embedded catalog listens here, or on the next free port.", low=0, high=65535
@@ -212,21 +212,21 @@ class LakeCatalogSettings(Section):
 
 
 class LakeWriterSettings(Section):
-    """How records become files of a table."""
+    """The writing of records to table files."""
 
     flush_interval: Seconds = setting(
-        MINUTE, "A commit is due when the last one is longer ago.", low=0.1, high=DAY
+        MINUTE, "A commit is due this long after the last one.", low=0.1, high=DAY
     )
     target_file_bytes: Bytes = setting(
-        128 * MIB, "Files of a table are made about so large.", low=MIB, high=64 * GIB
+        128 * MIB, "The approximate size of a table's files.", low=MIB, high=64 * GIB
     )
 
 
 class LakeSparkSettings(Section):
-    """Spark, which writes the tables."""
+    """Spark, the writer of the tables."""
 
-    conf: Texts = setting({}, "Settings of Spark by their own names; they go over all others.")
-    jars_dir: str = setting("", "Where the jars are; empty is the user's cache directory.")
+    conf: Texts = setting({}, "Settings of Spark by their own names; they override all others.")
+    jars_dir: str = setting("", "The directory of the jars; empty is the user's cache directory.")
 
 
 class LakeWorkerSettings(Section):
@@ -238,18 +238,18 @@ class LakeWorkerSettings(Section):
 
 
 class LakeSettings(Section):
-    """Iceberg: which topics become tables, where, and how often."""
+    """Iceberg: which topics become tables, in which directory, and how often."""
 
     default: Switch = setting(False, "A topic becomes a table unless it says otherwise.")
-    warehouse: str = setting("", "Where tables lie; empty is warehouse in the data directory.")
+    warehouse: str = setting("", "The directory of the tables; empty is warehouse in data_dir.")
     ack_timeout_s: Seconds = setting(
-        MINUTE, "A publish that wants to be committed waits so long.", low=0.001, high=DAY
+        MINUTE, "A publish with ack level `committed` waits this long.", low=0.001, high=DAY
     )
     catalog: LakeCatalogSettings = Field(
         default=LakeCatalogSettings(), description="The catalog of the tables."
     )
     writer: LakeWriterSettings = Field(
-        default=LakeWriterSettings(), description="How records become files of a table."
+        default=LakeWriterSettings(), description="The writing of records to table files."
     )
     spark: LakeSparkSettings = Field(default=LakeSparkSettings(), description="Spark.")
     worker: LakeWorkerSettings = Field(
@@ -258,20 +258,20 @@ class LakeSettings(Section):
 
 
 class QuerySettings(Section):
-    """SQL: what queries may use together."""
+    """SQL: the resources that queries share."""
 
-    threads: Count = setting(0, "Queries use so many threads; 0 is one a core.", low=0, high=1024)
+    threads: Count = setting(0, "The number of query threads; 0 is one a core.", low=0, high=1024)
     memory_bytes: Bytes = setting(
         512 * MIB, "Queries use at most this much memory together.", low=MIB, high=16 * TIB
     )
     timeout_s: Seconds = setting(
         MINUTE, "A query is cancelled after this time.", low=0.001, high=DAY
     )
-    concurrency_max: Count = setting(4, "So many queries run at once.", low=1, high=1000)
+    concurrency_max: Count = setting(4, "The limit of concurrent queries.", low=1, high=1000)
 
 
 class TelemetrySettings(Section):
-    """What Frazil says about itself."""
+    """Events and metrics."""
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", "Events below this level are not written."

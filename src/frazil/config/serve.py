@@ -1,7 +1,7 @@
-"""The sections of the broker: where it listens, its certificate, its limits, who may do what.
+"""The sections of the broker: addresses, certificate, limits, and permissions.
 
-No setting holds a secret: secrets are in files that settings name, so that `frazil config show`
-and a dumped tree have none.
+No setting holds a secret: settings name files of secrets, so that `frazil config show` and a
+dumped tree have none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _URL: Final = re.compile(
 
 
 def _is_place(host: str, port: str | None) -> bool:
-    """Tell whether clients can connect there: IPv6 is in brackets, the port one of TCP's."""
+    """Tell whether clients can connect to the address: IPv6 in brackets, a valid TCP port."""
     if host.startswith("["):
         try:
             ipaddress.IPv6Address(host.strip("[]"))
@@ -35,7 +35,7 @@ def _is_place(host: str, port: str | None) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is of this machine alone; a name other than localhost never is."""
+    """Tell whether only this machine can reach an address; a name other than localhost never is."""
     if host.lower() == "localhost":
         return True
     try:
@@ -73,22 +73,20 @@ class ServeSettings(Section):
     advertised_url: str = setting(
         "", "Lookups answer this URL, http(s)://host[:port]; empty is the address to connect to."
     )
-    connections_max: Count = setting(
-        1_000, "So many connections are open at once, in all.", low=1, high=1_000_000
-    )
+    connections_max: Count = setting(1_000, "The limit of open connections.", low=1, high=1_000_000)
     requests_s_max: Count = setting(
-        200_000, "One client makes at most so many requests a second.", low=1, high=1_000_000_000
+        200_000, "The limit of one client's requests a second.", low=1, high=1_000_000_000
     )
 
     @field_validator("advertised_url")
     @classmethod
     def _check_advertised(cls, url: str, info: ValidationInfo) -> str:
-        """Refuse what no client could connect to; the settings above it are read before."""
+        """Refuse an unreachable URL; the settings above it are validated before."""
         if not url:
             return url
         found = _URL.match(url)
         if found is None or not _is_place(found["host"], found["port"]):
-            raise ValueError("must be http://host[:port] or https://host[:port], nothing behind it")
+            raise ValueError("must be http://host[:port] or https://host[:port], nothing else")
         has_tls, asks_tls = bool(info.data.get("tls_certificate_file")), url.startswith("https:")
         if has_tls and not asks_tls:
             raise ValueError("must begin with https://, because a certificate is set")
@@ -106,16 +104,16 @@ class ServeSettings(Section):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Every address that is listened on."""
+        """Every listening address."""
         return (self.host, self.admin_host)
 
     @property
     def exposed(self) -> tuple[str, ...]:
-        """The addresses that others than this machine can reach."""
+        """The addresses that other machines can reach."""
         return tuple(host for host in dict.fromkeys(self.hosts) if not is_loopback(host))
 
     def share_a_port(self, one: str, other: str) -> bool:
-        """Return whether two listeners are set to one port of one address."""
+        """Return whether two listeners use the same port of the same address."""
         places = [
             (self.host if name == "port" else self.admin_host, getattr(self, name))
             for name in (one, other)
@@ -124,14 +122,14 @@ class ServeSettings(Section):
 
 
 class AuthSettings(Section):
-    """Who may do what; everybody may do everything until it is switched on."""
+    """Authentication and permissions; until it is enabled every call is allowed."""
 
     enabled: Switch = setting(
         False, "Every call needs a token or key, and may do only what is granted to its holder."
     )
-    access_file: str = setting("", "The file of API keys, roles and who has them, in YAML.")
+    access_file: str = setting("", "The file of API keys, roles and their holders, in YAML.")
     jwt_secret_file: str = setting(
-        "", "The file of secrets that tokens are signed with, one a line; empty takes no tokens."
+        "", "The file of secrets that sign tokens, one a line; empty accepts no tokens."
     )
-    jwt_issuer: str = setting("", "Tokens must be of this issuer.")
-    jwt_audience: str = setting("", "Tokens must be for this audience; empty does not look at it.")
+    jwt_issuer: str = setting("", "The required issuer of tokens.")
+    jwt_audience: str = setting("", "The required audience of tokens; empty accepts any.")

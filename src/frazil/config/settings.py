@@ -2,8 +2,8 @@
 
 A value comes from the defaults below, a YAML file, the environment (`FRAZIL_LOG__SYNC`) or a flag,
 each over the one before. Unknown keys, wrong types and contradictions are `InvalidRequest`, with
-the key, the nearest valid key, and where it was set. `Settings()` is the defaults alone: it never
-looks at the environment, `load_settings` does.
+the key, the nearest valid key, and its source. `Settings()` is the defaults alone; only
+`load_settings` reads the environment.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ __all__ = [
 ]
 
 SEGMENT_OVERHEAD_BYTES: Final = 1 << 20
-"""Header, checkpoint and footer of a segment beside its largest write."""
+"""Header, checkpoint and footer of a segment, in addition to its largest write."""
 
 
 class Settings(Section):
-    """Everything that can be set, frozen. Build it with `load_settings`."""
+    """All settings, frozen. Build it with `load_settings`."""
 
     data_dir: str = setting("./data", "The directory that holds the log and its metadata.")
     log: LogSettings = Field(default=LogSettings(), description="The journal.")
@@ -93,7 +93,7 @@ class Settings(Section):
     lake: LakeSettings = Field(default=LakeSettings(), description="Iceberg tables.")
     query: QuerySettings = Field(default=QuerySettings(), description="SQL.")
     serve: ServeSettings = Field(default=ServeSettings(), description="The broker.")
-    auth: AuthSettings = Field(default=AuthSettings(), description="Who may do what.")
+    auth: AuthSettings = Field(default=AuthSettings(), description="Permissions.")
     telemetry: TelemetrySettings = Field(
         default=TelemetrySettings(), description="Events and metrics."
     )
@@ -109,18 +109,18 @@ class Settings(Section):
 
     @property
     def origins(self) -> dict[str, str]:
-        """Where each setting was set, by dotted path; `default` for those nobody set."""
+        """The source of each setting, by dotted path; `default` for unset ones."""
         return {info.path: self._set_at.get(info.path, "default") for info in describe()}
 
     def with_origins(self, origins: Mapping[str, str]) -> Self:
-        """Return the same settings, which remember where they were set."""
+        """Return the same settings with their sources."""
         found = self.model_copy()
         found._set_at = dict(origins)  # noqa: SLF001 - a copy of our own class
         return found
 
     @property
     def secured(self) -> bool:
-        """Whether addresses beyond this machine may be used: it is safe, or the user said so."""
+        """Whether addresses beyond this machine may be used: with authentication and TLS, or forced."""
         return self.serve.insecure or (self.serve.tls and self.auth.enabled)
 
     def values(self) -> dict[str, object]:
@@ -139,10 +139,10 @@ def load_settings(
 
     Args:
         file: the YAML file; without it `FRAZIL_CONFIG` may name one.
-        environment: the variables to look at; the process's own without it.
+        environment: the variables to read; by default the process's own.
         overrides: values by dotted path, e.g. `{"log.sync": "periodic"}`.
-        look_up: whether variables that the file names (`${NAME}`) are looked up; without it they
-            need not be set, and settings with them that are no texts are left at their defaults.
+        look_up: whether the variables in the file (`${NAME}`) are looked up; without it they
+            need not be set, and settings other than texts that use them keep their defaults.
 
     Raises:
         InvalidRequest: if a key is unknown, a value is wrong, or values contradict each other.
@@ -210,7 +210,7 @@ def _settled(entries: Iterable[Entry]) -> Settings:
 def _looked_up(
     entries: Iterable[Entry], variables: Mapping[str, str], *, look_up: bool
 ) -> list[Entry]:
-    """Return a file's entries without references, but for those that are looked up when used."""
+    """Return a file's entries without references, except those that are resolved on use."""
     found = []
     for entry in entries:
         info = _BY_PATH.get(entry.key)
@@ -238,7 +238,7 @@ def _within_mapping(entry: Entry, tree: dict[str, Any]) -> Entry:
     """Return the whole mapping with one name set: `lake.spark.conf.spark.ui.enabled=true`.
 
     Raises:
-        InvalidRequest: if the entry names no setting at all.
+        InvalidRequest: if the entry names no setting.
     """
     for info in _INFOS:
         name = entry.key.removeprefix(f"{info.path}.")
@@ -262,7 +262,7 @@ def _unknown(entry: Entry) -> InvalidRequest:
 
 
 def _nearest(key: str) -> str:
-    """Return the valid key most like `key`, by the whole path or by its last word."""
+    """Return the valid key most similar to `key`, by the whole path or by its last word."""
     found = difflib.get_close_matches(key, _BY_PATH, n=1, cutoff=0.6)
     if found:
         return found[0]
@@ -296,7 +296,7 @@ def _located(error: InvalidRequest, origins: Mapping[str, str]) -> InvalidReques
 
 
 class _Rule(NamedTuple):
-    """A relation between two settings: `wrong` tells when they contradict each other."""
+    """A relation between two settings: `wrong` returns whether they contradict each other."""
 
     message: str
     key: str
@@ -316,7 +316,7 @@ def _share_a_port(one: str, other: str) -> Callable[[Settings], bool]:
 
 _RULES: Final = (
     _Rule(
-        "a segment must hold the largest write and 1MiB beside it",
+        "a segment must hold the largest write and 1MiB in addition",
         "log.segment_bytes_max",
         "log.write_bytes_max",
         lambda s: s.log.segment_bytes_max < s.log.write_bytes_max + SEGMENT_OVERHEAD_BYTES,
@@ -346,7 +346,7 @@ _RULES: Final = (
         lambda s: s.memory.budget_bytes < s.log.write_bytes_max,
     ),
     _Rule(
-        "a store needs a place: a bucket or container, a directory, or a name",
+        "a store needs a location: a bucket or container, a directory, or a name",
         "objects.root",
         "objects.store",
         lambda s: s.objects.store != "none" and not s.objects.root.strip(),
@@ -394,13 +394,13 @@ _RULES: Final = (
         for one, other in combinations(("port", "admin_port", "http_port"), 2)
     ),
     _Rule(
-        "authentication needs keys or the secret of tokens, or nobody could do anything",
+        "authentication needs keys or the secret of tokens, or every call would be refused",
         "auth.enabled",
         "auth.access_file",
         lambda s: s.auth.enabled and not (s.auth.access_file or s.auth.jwt_secret_file),
     ),
     _Rule(
-        "tokens need an issuer that they are checked against",
+        "tokens need an issuer for their check",
         "auth.jwt_secret_file",
         "auth.jwt_issuer",
         lambda s: bool(s.auth.jwt_secret_file) and not s.auth.jwt_issuer,

@@ -1,7 +1,7 @@
-"""Where settings come from: a YAML file, the environment, flags. Each value keeps its origin.
+"""Sources of settings: a YAML file, the environment, flags. Each value keeps its origin.
 
-Every source becomes a list of `Entry`s: a path of keys, the value as it was written, and where.
-What the values mean, and which paths exist, is the business of `frazil.config`.
+Every source becomes a list of `Entry`s: a path of keys, the value as written, and its origin. The
+meaning of the values and the valid paths are defined in `frazil.config`.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ FILE_BYTES_MAX: Final = 1 << 20
 ENVIRONMENT_PREFIX: Final = "FRAZIL_"
 NESTED_DELIMITER: Final = "__"
 LEVELS_MAX: Final = 3
-"""A setting has a name of at most so many words: `lake.writer.batch_size`."""
+"""A setting's name has at most this many words: `lake.writer.batch_size`."""
 
 ENVIRONMENT_ALLOWED: Final = ("FRAZIL_CONFIG", "FRAZIL_TOKEN")
-"""Variables that are no settings: the YAML file, a caller's token."""
+"""Variables other than settings: the YAML file, a caller's token."""
 
 ENVIRONMENT_ALLOWED_PREFIXES: Final = ("FRAZIL_BENCH_", "FRAZIL_TEST_")
 """Variables of the benchmarks and test suites."""
 
-# What PyYAML's constructors raise on a scalar that does not fit its tag, e.g. `2026-13-45`.
+# The errors of PyYAML's constructors for a scalar that does not fit its tag, e.g. `2026-13-45`.
 SCALAR_ERRORS: Final = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError)
 
 
 class Entry(NamedTuple):
-    """One value as a source has it."""
+    """One value of a source."""
 
     path: tuple[str, ...]
     value: object
@@ -99,7 +99,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, object]:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return the bytes of a YAML file, at most one more than a file may have.
+    """Return the bytes of a YAML file, at most one more than the limit.
 
     Raises:
         NotFound: if there is no such file.
@@ -146,9 +146,9 @@ def file_entries(data: bytes, *, file: str) -> list[Entry]:
 
 
 def with_variables(entry: Entry, variables: Mapping[str, str]) -> Entry:
-    """Return an entry whose texts have the values of the variables that they name as `${NAME}`.
+    """Return an entry with the values of variables in place of their `${NAME}` references.
 
-    Its origin names them.
+    Its origin names the variables.
 
     Raises:
         InvalidRequest: if one is not set.
@@ -183,8 +183,8 @@ def _walk(
         if not isinstance(value_node, yaml.MappingNode):
             yield Entry(path, _scalar(loader, value_node, origin), origin)
         elif len(path) == LEVELS_MAX:
-            # The value of a setting that is a mapping. Going on would follow an alias that holds
-            # itself.
+            # The value of a setting that is a mapping. Descending further would follow an alias
+            # that contains itself.
             pairs = _pairs(loader, value_node, file)
             yield Entry(path, {name: _scalar(loader, each, at) for name, each, at in pairs}, origin)
         else:

@@ -1,7 +1,7 @@
-"""How settings are written: readers of values, human units, what is known of each setting.
+"""The values of settings: parsers, human units, and the facts about each setting.
 
-Sizes and durations take human units (`frazil.units`); texts from the environment or a flag are
-read by the same readers as values of a YAML file, and nothing else is converted.
+Sizes and durations take human units (`frazil.units`). Texts from the environment or a flag have the
+same parsers as values of a YAML file; nothing else is converted.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ __all__ = [
 ]
 
 HIDDEN: Final = "********"
-"""What is shown of a secret, whatever its length."""
+"""The displayed form of a secret, independent of its length."""
 
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCES_ALONE: Final = re.compile(r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})+\Z")
 
 
 class SecretText(Secret[str]):
-    """A text that shows itself only if it is nothing but references; `resolve` has its value."""
+    """A text displayed only if it consists of references; `resolve` returns its value."""
 
     def _display(self) -> str:
         return show(self.get_secret_value())
@@ -68,19 +68,19 @@ class SecretText(Secret[str]):
 
 
 def show(secret: object) -> str:
-    """Return what may be shown of a secret, or of a wrong value for one."""
+    """Return the displayable form of a secret, or of a wrong value for one."""
     if isinstance(secret, str) and (not secret or is_reference(secret)):
         return secret
     return HIDDEN
 
 
 def is_reference(text: str) -> bool:
-    """Tell whether a text is nothing but references to the environment."""
+    """Tell whether a text consists only of references to the environment."""
     return _REFERENCES_ALONE.match(text) is not None
 
 
 def references(value: object) -> list[str]:
-    """Return the names of the variables that a text, or the texts of a mapping, refer to."""
+    """Return the names of the variables in a text or in the texts of a mapping."""
     texts = list(value.values()) if isinstance(value, Mapping) else [value]
     found = (name for text in texts if isinstance(text, str) for name in _REFERENCE.findall(text))
     return list(dict.fromkeys(found))
@@ -89,7 +89,7 @@ def references(value: object) -> list[str]:
 def resolve(
     value: str | SecretText, *, setting: str, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Return a setting's text with the values of the variables that it refers to.
+    """Return a setting's text with the values of its variables in place of references.
 
     Args:
         value: the setting as it is in the tree.
@@ -172,7 +172,7 @@ def _parse_switch(value: object) -> bool:
 
 
 def parse_mapping(value: object) -> dict[str, str]:
-    """Read names with values: a mapping, or the JSON text of one. Values are texts at the end.
+    """Parse names with values: a mapping, or the JSON text of one. Values become texts.
 
     Raises:
         InvalidRequest: if it is neither.
@@ -224,13 +224,13 @@ def setting(
 
 
 class Section(BaseModel):
-    """What all sections share: frozen, nothing unknown, nothing converted in silence."""
+    """The base of all sections: frozen, no unknown keys, no silent conversion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
 
 class SettingInfo(NamedTuple):
-    """What is known about one setting."""
+    """The facts about one setting."""
 
     path: str
     kind: Kind
@@ -241,7 +241,7 @@ class SettingInfo(NamedTuple):
     description: str
 
     def shown(self, value: object) -> str:
-        """Write a value of this setting with its unit, as it may be written back."""
+        """Format a value of this setting with its unit, in a form that can be parsed again."""
         if self.kind == "secret":
             return str(value) if isinstance(value, SecretText) else show(value)
         if value is None and self.default is None:
@@ -252,7 +252,7 @@ class SettingInfo(NamedTuple):
         return form(value) if type(value) is kind else str(value)
 
     def limits(self) -> str:
-        """Write the allowed range, empty if there is none."""
+        """Format the allowed range, empty without one."""
         if self.minimum is None or self.maximum is None:
             return ""
         number = float if self.kind in {"duration", "ratio"} else int
@@ -269,11 +269,11 @@ _FORMS: Final[dict[Kind, tuple[type, Callable[[Any], str]]]] = {
     "switch": (bool, lambda value: str(value).lower()),
     "mapping": (dict, partial(json.dumps, default=str)),
 }
-"""How values of a kind are written, where they are of its type."""
+"""The format of each kind's values, if they are of its type."""
 
 
 def setting_info(path: str, field: FieldInfo) -> SettingInfo:
-    """Read from the model what is known about the setting at `path`."""
+    """Read the facts about the setting at `path` from the model."""
     limits = {
         name: getattr(item, name)
         for item in field.metadata
