@@ -1,4 +1,4 @@
-"""Topics at work: definition, state, admission, sequencing, history."""
+"""Topics: definition, state, admission, sequencing, history."""
 
 from __future__ import annotations
 

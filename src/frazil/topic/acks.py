@@ -1,7 +1,7 @@
-"""Acks: of one call from those of its frames, of several parts, and those of the tiers.
+"""Acks: of a call from the acks of its frames, of calls to several parts, and of tiers.
 
-`ack="committed"` and `ack="uploaded"` wait for a tier: the record is fsynced first, like any other;
-then the tier is asked to hurry, and the caller waits.
+`ack="committed"` and `ack="uploaded"` wait for a tier. The record is first fsynced like any other.
+Then the tier is requested to reach the record soon, and the caller waits.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ LEVELS: Final = get_args(AckLevel)
 RANGES_SHOWN_MAX: Final = 10
 
 Answers = list[Ack | FrazilError]
-"""The answers to the frames of one part, in their order."""
+"""The answers for the frames of one part, in order."""
 Ends = dict[int, int]
 """Offsets by part; -1 is a topic without parts."""
 
 WAITED_FOR: Final = {"committed": "committed to the lake", "uploaded": "uploaded to the store"}
-"""The levels of tiers, in words."""
+"""The ack levels of tiers, for messages."""
 _TOPIC: Final = {"committed": "a topic with a lake", "uploaded": "a topic with objects"}
 
 
 def joined_ack(results: Answers) -> Ack:
-    """Return the ack of a call from those of its frames.
+    """Return the ack of a call from the acks of its frames.
 
     Raises:
         FrazilError: the error of a frame, if none was written.
-        Unavailable: with `outcome="unknown"` and what is there, if only some frames were written.
+        Unavailable: with `outcome="unknown"` and the written ranges, if only some frames were
+            written.
     """
     return part_acks([-1], [results])[0]
 
 
 def check_level(ack: object, tiers: Mapping[str, TierWaits | None]) -> None:
-    """Refuse ack levels that do not exist, and those whose tier a topic does not have."""
+    """Refuse unknown ack levels, and levels of a tier that the topic does not have."""
     allowed = [level for level in LEVELS if level not in tiers or tiers[level] is not None]
     if ack not in allowed:
         why = "unknown ack level"
@@ -55,7 +56,7 @@ def check_level(ack: object, tiers: Mapping[str, TierWaits | None]) -> None:
 
 
 def answer(pending: Pending) -> Ack | FrazilError:
-    """Wait for one frame's answer; an error is returned, for the others count as well."""
+    """Wait for one frame's answer; return an error instead of raising it: other frames follow."""
     try:
         value: Ack = pending.result()
     except FrazilError as error:
@@ -64,7 +65,7 @@ def answer(pending: Pending) -> Ack | FrazilError:
 
 
 def ranges_text(acks: Iterable[tuple[int, Ack]]) -> str:
-    """Return the first ranges of records as text, each after its part, if it has one."""
+    """Return the first ranges of records as text, each after the name of its part, if any."""
     texts = [
         f"{ack.offset}-{ack.offset_last}" if part < 0 else f"{part}: {ack.offset}-{ack.offset_last}"
         for part, ack in acks
@@ -78,7 +79,7 @@ def part_acks(parts: Sequence[int], answers: Sequence[Answers]) -> list[Ack]:
 
     Raises:
         FrazilError: the error of a frame, if none was written.
-        Unavailable: with `outcome="unknown"` and what is there, if only some were written.
+        Unavailable: with `outcome="unknown"` and the written ranges, if only some were written.
     """
     frames = [(part, each) for part, own in zip(parts, answers, strict=True) for each in own]
     written = [(part, each) for part, each in frames if isinstance(each, Ack)]
@@ -92,7 +93,7 @@ def part_acks(parts: Sequence[int], answers: Sequence[Answers]) -> list[Ack]:
 
 
 def _raise_failure(written: Sequence[tuple[int, Ack]], errors: Sequence[FrazilError]) -> NoReturn:
-    """Raise the error of a call some of whose frames failed; an unknown outcome goes first."""
+    """Raise the error of a call with failed frames; an unknown outcome takes precedence."""
     error = next((each for each in errors if each.details.get("outcome") == "unknown"), errors[0])
     if not written:
         raise error
@@ -109,7 +110,7 @@ def _raise_failure(written: Sequence[tuple[int, Ack]], errors: Sequence[FrazilEr
 
 
 class TierWaits:
-    """The calls that wait for a tier, and for how much. Any thread may call any method.
+    """The calls that wait for a tier to reach an offset. Any thread may call any method.
 
     `wake` is called when a call begins to wait.
     """
@@ -119,18 +120,18 @@ class TierWaits:
         self._lock = threading.Lock()
         self._waiting: list[tuple[int, int, Callable[[], None]]] = []
         self.timeout_s = timeout_s
-        """How long a publish waits."""
+        """The longest time that a publish waits."""
         self.reached: Ends = {}
-        """Where the tier stands, by part; a table goes back when it is rolled back."""
+        """The tier's end by part; it decreases when a table is rolled back."""
         self.asked: Ends = {}
-        """How far a call wants the tier to be, by part."""
+        """The highest end by part that a call has requested."""
         self.refusal: str = ""
-        """Why no call waits: the tier is stopped or paused."""
+        """The reason why no call may wait, if the tier is stopped or paused."""
         self.delay: str = ""
-        """What the tier waits for at the moment, if it is known."""
+        """The reason for the tier's current delay, if it is known."""
 
     def ask(self, part: int, end: int) -> None:
-        """Have everything below an offset there soon; returns at once."""
+        """Request that the tier soon reaches an offset; returns at once."""
         with self._lock:
             if end <= max(self.asked.get(part, 0), self.reached.get(part, 0)):
                 return
@@ -149,7 +150,7 @@ class TierWaits:
         return True
 
     def forget(self, wake: Callable[[], None]) -> None:
-        """Take back a watch."""
+        """Remove a watch."""
         with self._lock:
             self._waiting = [each for each in self._waiting if each[2] is not wake]
 
@@ -176,7 +177,7 @@ class TierWaits:
         return [wake for _part, _end, wake in ready]
 
     def refuse(self, why: str) -> None:
-        """Wake all calls: the tier does not move on. Empty lets waits begin again."""
+        """Wake all calls because the tier has stopped. An empty reason permits waits again."""
         with self._lock:
             self.refusal = why
             woken, self._waiting = (self._waiting, []) if why else ([], self._waiting)
@@ -184,16 +185,16 @@ class TierWaits:
             wake()
 
     def is_asked(self) -> bool:
-        """Return whether a call wants more than the tier has."""
+        """Return whether a call waits for more than the tier has."""
         with self._lock:
             return any(end > self.reached.get(part, 0) for part, end in self.asked.items())
 
 
 def _waits_of(runtime: TopicRuntime, level: str) -> TierWaits:
-    """Return the tier of a topic whose records are fsynced already: any error has to say so."""
+    """Return the tier's waits for records that are fsynced already; errors must say so."""
     found = runtime.lake if level == "committed" else runtime.objects
     if found is None:
-        # It was switched off between the check of the level and the ack of the log.
+        # The tier was switched off between the check of the level and the log's ack.
         found = TierWaits(lambda: None, timeout_s=0)
         found.refuse(f"the topic is not {_TOPIC[level]} any more")
     return found
@@ -202,7 +203,7 @@ def _waits_of(runtime: TopicRuntime, level: str) -> TierWaits:
 def _late(
     level: str, runtime: TopicRuntime, ack: Ack, every: Sequence[tuple[TopicRuntime, Ack]]
 ) -> Unavailable:
-    """Return the error of a call whose records are all fsynced, but of which one part is late."""
+    """Return the error of a call whose records are all fsynced, but one part of it is late."""
     waits = _waits_of(runtime, level)
     late = f"it took longer than {waits.timeout_s:g} s"
     facts: dict[str, Any] = {"offset": ack.offset, "offset_last": ack.offset_last}
@@ -230,9 +231,9 @@ def _is_there(level: str, runtime: TopicRuntime, ack: Ack) -> bool:
 def _turns(
     level: str | None, every: Sequence[tuple[TopicRuntime, Ack]]
 ) -> Iterator[tuple[TierWaits, int, int, float]]:
-    """Yield for each ack the tier, part and offset to wait for, and how long; then check it.
+    """Yield the tier, part and offset to wait for, and the timeout, for each ack; then check it.
 
-    Nothing for other levels than those of tiers. All parts of a call share one time-out.
+    For an ack level without a tier it yields nothing. All parts of a call share one timeout.
     """
     if level not in WAITED_FOR or not every:
         return
@@ -249,11 +250,11 @@ def _turns(
 
 
 def wait_reached(level: str | None, every: Sequence[tuple[TopicRuntime, Ack]]) -> None:
-    """Wait until records that were acked have reached a tier; at once for other levels.
+    """Wait until acked records have reached the tier of their level; other levels do not wait.
 
     Raises:
-        Unavailable: if that takes too long, or the tier is stopped; the records are fsynced. Of
-            a call to several parts `parts_written` and `acks` say where each of them is.
+        Unavailable: if that takes too long, or the tier is stopped; the records are fsynced. For
+            a call to several parts `parts_written` and `acks` have the offsets of each part.
     """
     for tier, part, end, left_s in _turns(level, every):
         reached = threading.Event()
@@ -263,7 +264,7 @@ def wait_reached(level: str | None, every: Sequence[tuple[TopicRuntime, Ack]]) -
 
 
 async def wait_reached_async(level: str | None, every: Sequence[tuple[TopicRuntime, Ack]]) -> None:
-    """Do the same without holding up the loop."""
+    """Wait like `wait_reached`, without blocking the event loop."""
     for tier, part, end, left_s in _turns(level, every):
         reached = asyncio.Event()
         wake = waker(asyncio.get_running_loop(), reached.set)
@@ -276,7 +277,7 @@ async def wait_reached_async(level: str | None, every: Sequence[tuple[TopicRunti
 
 
 class TierPending(Pending):
-    """An answer that counts when its record has reached a tier."""
+    """An answer that is complete when its record has reached a tier."""
 
     __slots__ = ("_level", "_runtime")
 
@@ -286,7 +287,7 @@ class TierPending(Pending):
         self._level = level
 
     def settle(self, value: Any) -> None:
-        """Give the journal's answer, and have the tier hurry: in the journal's thread."""
+        """Set the journal's answer and request the tier; runs in the journal's thread."""
         super().settle(value)
         runtime = self._runtime
         if isinstance(value, Ack):

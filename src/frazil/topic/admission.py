@@ -1,4 +1,4 @@
-"""Admission of publishes: stopped topics, short memory, full queues."""
+"""Admission of publishes: stopped topics, memory shortage, full queues."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_S: Final = 0.02
-"""How often a publish checks whether the stop of its topic has ended."""
+"""The interval at which a publish checks whether the stop of its topic has ended."""
 
 
 @attrs.frozen
 class NotStored:
-    """The refusal of every durable operation on a topic that only passes messages on.
+    """The refusal of every durable operation on a non-reliable topic.
 
-    It stays as long as the topic; no other stop replaces it.
+    It lasts as long as the topic; no other stop replaces it.
     """
 
     topic: str
@@ -41,10 +41,10 @@ class NotStored:
 
 
 def wait_admitted(runtime: TopicRuntime) -> None:
-    """Return when a publish to a topic may go on.
+    """Return when a publish to a topic may proceed.
 
     Raises:
-        FrazilError: the reason of a stop that lasts, at once or after the time it asks to wait.
+        FrazilError: the reason of a stop that lasts, at once or after the stop's waiting time.
         Overloaded: if memory stays short.
     """
     if runtime.refusal is not None:
@@ -56,7 +56,7 @@ def wait_admitted(runtime: TopicRuntime) -> None:
 
 
 async def wait_admitted_async(runtime: TopicRuntime) -> None:
-    """Do the same without blocking the event loop."""
+    """Wait like `wait_admitted`, without blocking the event loop."""
     if runtime.refusal is not None:
         for pause_s in _pauses(runtime):
             await asyncio.sleep(pause_s)
@@ -65,7 +65,7 @@ async def wait_admitted_async(runtime: TopicRuntime) -> None:
 
 
 def _pauses(runtime: TopicRuntime) -> Iterator[float]:
-    """Yield pauses while the topic is stopped; raise the reason when that takes too long."""
+    """Yield pauses while the topic is stopped; raise the reason if the stop lasts too long."""
     refusal = runtime.refusal
     begun = runtime.clock.monotonic()
     while refusal is not None:
@@ -77,9 +77,9 @@ def _pauses(runtime: TopicRuntime) -> Iterator[float]:
 
 
 def when_room(queue: Any, submit: Callable[[], T | None]) -> T:
-    """Submit, waiting for room in the queue as long as the settings allow.
+    """Submit, waiting for space in the queue as long as the settings allow.
 
-    No lock is held meanwhile. `submit` returns None if there is no room.
+    No lock is held during the wait. `submit` returns None if the queue is full.
 
     Raises:
         Overloaded: if the queue stays full.
@@ -98,7 +98,7 @@ def when_room(queue: Any, submit: Callable[[], T | None]) -> T:
 
 
 async def when_room_async(queue: Any, submit: Callable[[], T | None]) -> T:
-    """Do the same without blocking the event loop."""
+    """Submit like `when_room`, without blocking the event loop."""
     found = submit()
     if found is None:
         loop = asyncio.get_running_loop()
@@ -113,7 +113,7 @@ async def when_room_async(queue: Any, submit: Callable[[], T | None]) -> T:
 
 
 async def _set_before(event: asyncio.Event, deadline: float) -> bool:
-    """Wait for an event; False if it does not come before a time of the loop."""
+    """Wait for an event; return False if it is not set before a deadline of the event loop."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(deadline):
             await event.wait()
@@ -123,7 +123,8 @@ async def _set_before(event: asyncio.Event, deadline: float) -> bool:
 def waker(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> Callable[[], None]:
     """Return a function for other threads that runs `callback` on a loop.
 
-    The loop may be closed by then. The journal's thread calls this: an error would end it.
+    The loop may be closed by then. The journal's thread calls the function, and an error would
+    end that thread.
     """
 
     def wake() -> None:

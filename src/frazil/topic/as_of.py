@@ -1,4 +1,4 @@
-"""When a snapshot is taken: after offsets that the caller has acks of, or at a moment of the past."""
+"""The offset of a snapshot: after offsets that the caller has acks of, or at a past moment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Watch(threading.local):
-    """What this thread asks before it goes on."""
+    """The check that this thread calls before each step."""
 
     check: Callable[[], None] | None = None
 
@@ -34,7 +34,7 @@ _watch = _Watch()
 
 @contextmanager
 def watching(check: Callable[[], None]) -> Iterator[None]:
-    """Work for a query: `check` raises once it must stop."""
+    """Run the block for a query; `check` raises if the query must stop."""
     before, _watch.check = _watch.check, check
     try:
         yield
@@ -43,28 +43,28 @@ def watching(check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_watch() -> None:
-    """Raise if this thread works for a query that must stop; the caller holds nothing here."""
+    """Raise if this thread runs for a query that must stop; the caller must hold no lock."""
     if _watch.check is not None:
         _watch.check()
 
 
 WAIT_STEP_S: Final = 0.02
-"""A query that waits for an offset is asked so often whether it may still run."""
+"""The interval at which a query that waits for an offset checks whether it must stop."""
 
 
 # -- after an ack ----------------------------------------------------------------------------------
 
 
 def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float) -> None:
-    """Wait until topics have what a caller wants to see.
+    """Wait until topics have the offsets that a caller must see.
 
     `wanted` is an offset, an ack or a list of acks of the one topic in `runtimes`, or a mapping of
-    these by the topics' names. A topic with parts needs acks, which say their part, or the names
-    of its parts.
+    these by the topics' names. A topic with parts needs acks, because an ack has its part, or the
+    names of its parts.
 
     Raises:
-        InvalidRequest: if it does not say of which topic and part an offset is.
-        Unavailable: if an offset does not come in time.
+        InvalidRequest: if the topic or the part of an offset is not given.
+        Unavailable: if a topic does not reach its offset in time.
     """
     by_name = {runtime.name: runtime for runtime in runtimes}
     for runtime, offset, _end in _offsets([*by_name.values()], wanted, "min_offset"):
@@ -75,7 +75,7 @@ def wait_for(runtimes: Sequence[TopicRuntime], wanted: Any, *, timeout_s: float)
 
 
 def _came(runtime: TopicRuntime, offset: int, timeout_s: float) -> bool:
-    """Wait for an offset, while the query that wants it may go on."""
+    """Wait for an offset until the query must stop."""
     deadline = runtime.clock.monotonic() + timeout_s
     while True:
         check_watch()
@@ -87,10 +87,10 @@ def _came(runtime: TopicRuntime, offset: int, timeout_s: float) -> bool:
 
 
 def _offsets(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Offsets:
-    """Yield each topic or part with the offset that an option names, and where a look back ends.
+    """Yield each topic or part with the offset that an option names, and the end of its snapshot.
 
-    An ack stands for its last offset, which a look back sees; it does not see the offset of a
-    number.
+    An ack means its last offset, which the snapshot includes. A number is an offset that the
+    snapshot excludes.
     """
     if isinstance(wanted, Mapping):
         for name, own in wanted.items():
@@ -115,7 +115,7 @@ def _of_topic(runtimes: Sequence[TopicRuntime], wanted: Any, option: str) -> Off
             yield from _of_topic(runtimes, each, option)
     elif isinstance(wanted, Ack):
         own = [each for each in runtimes if each.part == wanted.part] or runtimes
-        # The ack of a call that had nothing to write ends before it begins.
+        # The ack of a call without any write has an `offset_last` below its `offset`.
         if wanted.offset_last >= wanted.offset:
             yield _only_part(own, option), wanted.offset_last, wanted.offset_last + 1
     elif is_whole(wanted) and wanted >= 0:
@@ -134,7 +134,7 @@ def _only_part(runtimes: Sequence[TopicRuntime], option: str) -> TopicRuntime:
 
 
 def _topic_name(runtime: TopicRuntime) -> str:
-    """Return a topic's name, of a part that of the whole."""
+    """Return a topic's name; for a part, the name of the partitioned topic."""
     name = runtime.name
     return name.rpartition("-part-")[0] if runtime.state.spec.part_of else name
 
@@ -145,11 +145,12 @@ def _topic_name(runtime: TopicRuntime) -> str:
 def moments_of(runtimes: Sequence[TopicRuntime], wanted: Any) -> dict[str, int]:
     """Return the ends of the visible offsets, by the name of the topic or part.
 
-    `wanted` has the forms of `wait_for`. A number is the first offset that is not seen, an ack's
-    records are; of several for one part the last counts. What is not named is not among them.
+    `wanted` has the forms of `wait_for`. A number is the first offset that is not visible; an
+    ack's records are visible. Of several values for one part the last one counts. Topics that
+    `wanted` does not name are not in the result.
 
     Raises:
-        InvalidRequest: if it does not say of which topic and part an offset is.
+        InvalidRequest: if the topic or the part of an offset is not given.
     """
     found: dict[str, int] = {}
     by_name = {runtime.name: runtime for runtime in runtimes}
@@ -159,12 +160,13 @@ def moments_of(runtimes: Sequence[TopicRuntime], wanted: Any) -> dict[str, int]:
 
 
 def moment(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> int:
-    """Return the end of a snapshot: that of now, or one of the past.
+    """Return the end of a snapshot: the current end, or a past one.
 
     Raises:
-        InvalidRequest: if the moment is wrong, or the state of then is not known any more because
-            it is between two commits; the error names the nearest that can be seen.
-        NotFound: if the records of then are no longer held; the error names the first that are.
+        InvalidRequest: if the moment is wrong, or if its state is not known any more because it
+            is between two commits; the error names the nearest offsets that can be queried.
+        NotFound: if the records of that moment are no longer kept; the error names the first
+            offset that is.
     """
     asked: dict[str, Any]
     if time is not None:
@@ -174,7 +176,7 @@ def moment(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> in
     else:
         return end
     start = first_held(runtime)
-    # Before the first held record it is not known how far the topic was at a time.
+    # The topic's end at a time before its first kept record is not known.
     if at < start or (time is not None and 0 < at == start):
         raise NotFound(
             "the topic's records of then are no longer held",
@@ -187,7 +189,7 @@ def moment(runtime: TopicRuntime, end: int, offset: int | None, time: Any) -> in
 
 
 def first_held(runtime: TopicRuntime) -> int:
-    """Return the first offset that a topic still holds: the log may have older ones for a while."""
+    """Return the first offset that a topic still has; the log may free older ones later."""
     topic = runtime.state.id
     first = runtime.history.range(topic).first
     return first if runtime.tiers is None else max(first, runtime.tiers.disk.start(topic))
@@ -196,7 +198,7 @@ def first_held(runtime: TopicRuntime) -> int:
 def _at_time(runtime: TopicRuntime, end: int, time: Any) -> int:
     if not isinstance(time, dt.datetime):
         raise InvalidRequest("as_of_time must be a datetime", got=type(time).__name__)
-    # A record appended at that very time counts.
+    # A record appended at exactly that time is included.
     found = runtime.history.offset_at(runtime.state.id, time_us=microseconds(time) + 1)
     return end if found is None else min(found, end)
 
@@ -213,7 +215,7 @@ def _at_offset(runtime: TopicRuntime, end: int, offset: int) -> int:
 
 
 def _check_boundary(runtime: TopicRuntime, at: int, start: int, asked: Mapping[str, Any]) -> None:
-    """Refuse a moment between two commits: of a key's changes in between only the last is left."""
+    """Refuse a moment between two commits: only the last change of a key in between is kept."""
     tiers = runtime.tiers
     if tiers is None or tiers.keyed is None:
         return
@@ -233,7 +235,7 @@ def _check_boundary(runtime: TopicRuntime, at: int, start: int, asked: Mapping[s
 
 
 def special_ranges(runtime: TopicRuntime) -> list[SpecialRange]:
-    """Return the ranges without records: the log's, and those that only files still know of."""
+    """Return the ranges without records: those of the log, and those recorded only in files."""
     state = runtime.state
     ranges = list(state.ranges)
     if runtime.tiers is not None:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 KEYS_MAX: Final = 100_000
-"""The newest rows of so many keys are remembered; others are looked up again."""
+"""The newest rows of this number of keys are cached; other keys are looked up again."""
 
 
 class ChangeFeed:
-    """Walks through a topic's changes in offset order, up to the head as it was at the start."""
+    """Iterates over a topic's changes in offset order, up to the head at its start."""
 
     def __init__(self, runtime: TopicRuntime, *, from_offset: Any, limit: int | None) -> None:
         if not is_whole(from_offset):
@@ -48,7 +48,7 @@ class ChangeFeed:
                 yield from self._changes(batch)
 
     def _changes(self, batch: Batch) -> Iterator[dict[str, Any]]:
-        # Under the columns that the batch was read with: there may be newer ones by now.
+        # Use the columns that the batch was read with: newer ones may exist by now.
         fields = list(batch.data.schema)
         schema = pa.schema(fields[:-2] if self._keyed else fields)
         names = schema.names

@@ -1,4 +1,4 @@
-"""Changes in bulk, as users give them: Arrow with an operation column, or Debezium's events."""
+"""Input of changes in bulk: Arrow data with an operation column, or Debezium events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def steps_of(
     runtime: TopicRuntime, data: object, op_column: str
 ) -> Iterator[list[Step] | Prepared]:
-    """Yield what to publish, in order: batches as they are, or steps that need a key's state.
+    """Yield the pieces to publish, in order: whole batches, or steps that need a key's state.
 
     Raises:
         InvalidRequest: with the number of the first change that is wrong.
@@ -46,13 +46,13 @@ def steps_of(
 def check_bulk(
     runtime: TopicRuntime, pieces: Sequence[list[Step] | Prepared], sender: Sender | None
 ) -> None:
-    """Refuse a bulk before its first write, where a later one would be refused.
+    """Refuse a bulk before its first write if a later write would be refused.
 
-    Of a bulk that an idempotent producer has sent before, each piece is judged on its own.
+    If an idempotent producer has sent the bulk before, each piece is checked by itself.
 
     Raises:
-        InvalidRequest: if there is too much for a producer to send again.
-        Conflict, NotFound: as `check_keys` says.
+        InvalidRequest: if the bulk is too large for a producer to send again.
+        Conflict, NotFound: as for `check_keys`.
     """
     if sender is not None and sender.producer is not None:
         runtime.check_frames(len(pieces), sum(map(_records, pieces)), sender)
@@ -60,7 +60,7 @@ def check_bulk(
         if runtime.changes.is_new(sender):
             check_keys(runtime, pieces)
     except (Conflict, NotFound):
-        # What refused it may be what the same call has written meanwhile.
+        # The same call may have written the change that causes the refusal.
         if runtime.changes.is_new(sender):
             raise
 
@@ -72,7 +72,7 @@ def _records(piece: list[Step] | Prepared) -> int:
 def numbered(
     pieces: Sequence[list[Step] | Prepared], sender: Sender | None
 ) -> Iterator[tuple[list[Step] | Prepared, Sender | None]]:
-    """Yield each piece with its sender: an idempotent producer's sequence runs through them."""
+    """Yield each piece with its sender; an idempotent producer's sequence continues over them."""
     for piece in pieces:
         yield piece, sender
         if sender is not None and sender.producer is not None:
@@ -80,7 +80,7 @@ def numbered(
 
 
 def check_refused(results: Sequence[Ack | FrazilError]) -> None:
-    """Raise the refusal of a change, if nothing worse happened and others were written."""
+    """Raise the refusal with the ranges that were written, if all errors are refusals."""
     written = [(-1, result) for result in results if isinstance(result, Ack)]
     errors = [result for result in results if isinstance(result, (Conflict, NotFound))]
     if written and errors and len(written) + len(errors) == len(results):
@@ -92,21 +92,21 @@ def check_refused(results: Sequence[Ack | FrazilError]) -> None:
 
 
 def check_keys(runtime: TopicRuntime, pieces: Sequence[Any]) -> None:
-    """Refuse a bulk of several writes before the first one, where a later one would be refused.
+    """Refuse a bulk of several writes before the first one if a later one would be refused.
 
-    One write is checked as it is made. Another change of a key that comes in between can still end
-    a bulk half way.
+    A single write is checked when it is made. A concurrent change of a key can still end a bulk
+    half way.
 
     Raises:
         Conflict: if it inserts a key that exists and the topic's policy is `error`.
-        NotFound: if it changes a key that does not.
+        NotFound: if it changes a key that does not exist.
     """
     lookup = None if runtime.tiers is None else runtime.tiers.lookup
     if lookup is None or len(pieces) < 2 or runtime.state.spec.unknown_key != "error":
         return
     lookup.refresh()
     there: dict[Key, bool] = {}
-    # Each piece is a list of steps: whole batches are never given to a topic with this policy.
+    # Each piece is a list of steps: a topic with this policy never gets whole batches.
     for number, step in enumerate(chain.from_iterable(pieces)):
         for change in flat([step]):
             if change.key not in there:
@@ -121,14 +121,14 @@ def no_changes(topic: str) -> InvalidRequest:
 
 
 def nothing_written(runtime: TopicRuntime) -> Ack:
-    """Return the ack of a call whose events were all passed over: of no record, at the head."""
+    """Return the ack of a call whose events were all skipped: of no record, at the head."""
     check_there(runtime)
     head = runtime.state.durable
     return Ack(head, head - 1, runtime.log.journal.state.lsn)
 
 
 def check_there(runtime: TopicRuntime) -> None:
-    """Refuse to answer from a closed engine, or about a topic that was deleted."""
+    """Raise if the engine is closed or the topic was deleted."""
     journal = runtime.log.journal
     if journal.closed:
         raise journal.closed_error()
@@ -153,7 +153,7 @@ def _arrow_steps(
 def change_batches(
     runtime: TopicRuntime, keyed: KeyedColumns, data: object, op_column: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield Arrow changes under a topic's columns, in pieces of at most one write."""
+    """Yield Arrow changes with a topic's columns, in pieces of at most one write."""
     return keyed.input.batches(
         data,
         op_column=op_column,
@@ -165,7 +165,7 @@ def change_batches(
 def batch_steps(
     runtime: TopicRuntime, keyed: KeyedColumns, batch: pa.RecordBatch
 ) -> Iterator[list[Step] | Prepared]:
-    """Yield what to publish of one checked batch of changes."""
+    """Yield the pieces to publish of one checked batch of changes."""
     strict = runtime.state.spec.unknown_key == "error"
     plain = not pc.any(pc.equal(batch.column("_op"), OP_UPDATE)).as_py()
     if plain and not strict:
@@ -190,7 +190,7 @@ def _step(codec: ChangeCodec, names: Sequence[str], row: Mapping[str, Any]) -> S
 
 
 def _python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as dicts of values that are exact, with pandas and without."""
+    """Return rows as dicts of exact values, with and without pandas."""
     coarse = pa.schema([field.with_type(coarse_type(field.type)) for field in batch.schema])
     try:
         rows: list[dict[str, Any]] = batch.cast(coarse).to_pylist()
@@ -250,9 +250,10 @@ def debezium_changes(
 
 
 def _key_and_value(event: Any) -> tuple[Any, Any]:
-    """Return the key, None if it has none, and the value of an event, as a Kafka record has them.
+    """Return the key and the value of an event, as in a Kafka record; the key may be None.
 
-    It is a pair, a dict with `key` and `value`, or the value alone; no value is a tombstone.
+    The event is a pair, a dict with `key` and `value`, or the value alone. An event without a value
+    is a tombstone.
     """
     if isinstance(event, tuple) and len(event) == 2:
         return event

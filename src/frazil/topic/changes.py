@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 _pack = msgspec.msgpack.Encoder().encode
 _PLAIN: Final = frozenset({int, str, bytes})
-"""What most keys are; the slower way takes all others."""
+"""The types of most keys; other keys take the slower path."""
 _FULL_TAILS: Final = {op: bytes((op, 0xC0)) for op in OP_NAMES}
 """The last two elements of a packed record: the operation, and nil for the bitmap."""
 
@@ -74,11 +74,12 @@ _FULL_TAILS: Final = {op: bytes((op, 0xC0)) for op in OP_NAMES}
 class Change(msgspec.Struct, eq=False, gc=False):
     """One change of one key.
 
-    `values` are as wide as the schema of `codec`, None where a column is absent; `present` is the
-    bitmap of the columns that a partial change names, None for a whole row and for a delete, which
-    has its key columns only. `base` is the change it was resolved against while that was not
-    written yet. The journal's thread sets `done` or `failed`; nothing else changes once a change
-    is queued: when the columns do, the journal writes a copy, whose `origin` is settled with it.
+    `values` has one entry per column of `codec`'s schema, None where a column is absent. `present`
+    is the bitmap of the columns that a partial change names. It is None for a whole row and for a
+    delete, which has only its key columns. `base` is the unwritten change that this change was
+    resolved against. The journal's thread sets `done` or `failed`; all other fields are fixed once
+    a change is queued. If the columns change, the journal writes a copy, and its `origin` is
+    settled with it.
     """
 
     key: Any
@@ -89,12 +90,12 @@ class Change(msgspec.Struct, eq=False, gc=False):
     codec: ChangeCodec
     base: Change | None = None
     previous: Change | None = None
-    """The newest change of the key before this one, while that is on its way."""
+    """The newest change of the key before this one, until it is written."""
     failed: bool = False
     done: bool = False
     origin: Change | None = None
     plain: bool = False
-    """It came as a row and not as a change: it needs no operation in the log."""
+    """Whether it was published as a row, not as a change: it needs no operation in the log."""
 
     @property
     def version(self) -> int:
@@ -103,18 +104,18 @@ class Change(msgspec.Struct, eq=False, gc=False):
 
 
 class Move(NamedTuple):
-    """A row goes from one key to another."""
+    """A change of a row's key."""
 
     delete: Change
     insert: Change
-    """It lacks what the update does not name: complete it by `merged` or `completed`."""
+    """A partial change; `merged` or `completed` adds the columns that the update does not name."""
 
 
 Step = Change | Move
 
 
 class ChangeCodec:
-    """The changes of one schema version of a keyed topic. Safe to share between threads."""
+    """Makes and encodes changes of one schema version of a keyed topic. Thread-safe."""
 
     solo = False
     tracked = True
@@ -148,29 +149,29 @@ class ChangeCodec:
             pt.is_timestamp(data_type) and data_type.unit == "ns" for data_type in schema.types
         )
         self.exact = any(_has_nanoseconds(data_type) for data_type in schema.types)
-        """Values of some column may be finer than Python's: rows are read from Arrow."""
+        """Whether a column may have values finer than Python's: then rows are read from Arrow."""
 
-    # -- from what users give --------------------------------------------------------------------
+    # -- from users' input -----------------------------------------------------------------------
 
     def prepare_row(self, row: Mapping[str, object], op: int, *, plain: bool = False) -> Change:
         """Check a whole row to insert or upsert, `plain` if it was appended.
 
         Raises:
-            InvalidRequest: as `RowEncoder.encode`.
+            InvalidRequest: as for `RowEncoder.encode`.
         """
         values, packed = self._rows.encode(row)
-        # The row's own array gets two more elements; its values are not packed again.
+        # The row's packed array gets two more elements; its values are not packed again.
         packed = self._head + packed[self._skip :] + _FULL_TAILS[op]
         return Change(self._row_key(values), op, values, None, packed, self, plain=plain)
 
     def prepare_update(self, key: object, columns: Mapping[str, object]) -> Step:
-        """Check the named columns of one key; the others stay as they are.
+        """Check the named columns of one key; the other columns keep their values.
 
-        A new value of a key column moves the row: the delete of the old key and the insert of the
-        new one are returned.
+        A new value of a key column moves the row: then the delete of the old key and the insert of
+        the new one are returned.
 
         Raises:
-            InvalidRequest: if nothing is named, or a value does not fit.
+            InvalidRequest: if no column is named, or a value does not fit.
         """
         own = self.parse_key(key)
         values, named = self._named(own, columns)
@@ -180,11 +181,11 @@ class ChangeCodec:
         return Move(delete, self._packed(OP_INSERT, values, named))
 
     def prepare_delete(self, key: object) -> Change:
-        """Check a key; the change has nothing else."""
+        """Check the key of a delete; the change has no other columns."""
         return self._packed(OP_DELETE, self._with_key(self.parse_key(key)), None)
 
     def prepare(self, op: int, key: object, row: Mapping[str, object]) -> Step:
-        """Check one change by its operation; `key` matters to update and delete alone."""
+        """Check one change by its operation; only updates and deletes use `key`."""
         if op == OP_UPDATE:
             return self.prepare_update(key, row)
         return self.prepare_delete(key) if op == OP_DELETE else self.prepare_row(row, op)
@@ -196,7 +197,7 @@ class ChangeCodec:
         dict of its columns, for any.
 
         Raises:
-            InvalidRequest: with what the key needs.
+            InvalidRequest: with the form that the key needs.
         """
         checks = self._key_checks
         if type(key) in _PLAIN and len(checks) == 1:
@@ -217,7 +218,7 @@ class ChangeCodec:
         )
 
     def key_of(self, key: object) -> Key:
-        """Return the normal form of a key as a user gives it."""
+        """Return the normal form of a user's key."""
         return self.shape.key_of(self.parse_key(key))
 
     # -- forms -----------------------------------------------------------------------------------
@@ -227,11 +228,11 @@ class ChangeCodec:
         return self._packed(op, values, None)
 
     def image(self, batch: pa.RecordBatch, row: int) -> Row:
-        """Return the values of a stored row under this schema, nanoseconds as Arrow's integers.
+        """Return the values of a stored row in this schema, nanoseconds as Arrow's integers.
 
         Raises:
             InvalidRequest: if a value has no Python form: nanoseconds inside of a nested column
-                without pandas, or a year after 9999. Whole rows can be published all the same.
+                without pandas, or a year after 9999. Whole rows can still be published.
         """
         values: list[object] = []
         try:
@@ -246,7 +247,7 @@ class ChangeCodec:
         return tuple(values)
 
     def as_stored(self, values: Row) -> Row:
-        """Return validated values as Arrow gives them back, whether they are decoded or not."""
+        """Return validated values in the form that Arrow would return after a round trip."""
         if not self._stored_forms:
             return values
         stored = list(values)
@@ -256,7 +257,7 @@ class ChangeCodec:
         return tuple(stored)
 
     def carried(self, values: Row, ids: Sequence[int]) -> Row:
-        """Return values of another schema version by column id: new columns null, others gone."""
+        """Map another schema version's values by column id; new columns are null."""
         positions = {number: index for index, number in enumerate(ids)}
         order = [positions.get(number) for number in self.ids]
         return tuple(None if at is None else values[at] for at in order)
@@ -267,12 +268,12 @@ class ChangeCodec:
         """Encode changes into one payload.
 
         Raises:
-            Conflict: if a change builds on one that failed; it counts as failed itself from then.
-            InvalidRequest: if the values do not become Arrow.
+            Conflict: if a change builds on one that failed; it counts as failed from then on.
+            InvalidRequest: if the values cannot be converted to Arrow.
         """
         _check_bases(records)
-        # Rows that were appended need no operation: upserts are what a frame means without one.
-        # Readers need not merge them as changes.
+        # Appended rows need no operation: a frame without operations means upserts, and readers
+        # need not merge them as changes.
         flags = 0 if all(each.plain for each in records) else CHANGE_FLAGS
         if len(records) < self._owner.rows_arrow_min and self._is_packable(records):
             packed = [each.packed if flags else self._without_op(each.packed) for each in records]
@@ -290,7 +291,7 @@ class ChangeCodec:
         return self._rows.batch([each.values for each in records])
 
     def _is_packable(self, records: Sequence[Change]) -> bool:
-        """Return whether packed values say all: a number of nanoseconds needs Arrow."""
+        """Return whether packed values are exact; integers for nanoseconds need Arrow."""
         return self._rows.packable and not any(
             type(value) is int and counted
             for record in (records if self.exact else ())
@@ -298,11 +299,11 @@ class ChangeCodec:
         )
 
     def _without_op(self, packed: bytes) -> bytes:
-        """Return a packed upsert as the row alone."""
+        """Return the packed row of a packed upsert."""
         return self._row_head + packed[len(self._head) : -2]
 
     def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
-        """Return copies under the current columns; what builds on the originals still does."""
+        """Return copies with the current columns; later changes still build on the originals."""
         keyed = self._owner.columns.keyed
         assert keyed is not None
         current = keyed.changes
@@ -310,7 +311,7 @@ class ChangeCodec:
         return current, fresh if many else fresh[0]
 
     def adopted(self, change: Change) -> Change:
-        """Return a copy of another schema version's change under these columns."""
+        """Return a copy of another schema version's change with these columns."""
         ids = change.codec.ids
         present = change.present
         if present is not None:
@@ -330,7 +331,7 @@ class ChangeCodec:
         )
 
     def settled(self, data: Any, *, many: bool, written: bool) -> None:
-        """Tell changes whether they were written; a chain of bases ends at a written one."""
+        """Mark changes as written or failed; a chain of bases ends at a written change."""
         for record in data if many else (data,):
             change: Change | None = record
             while change is not None:
@@ -389,9 +390,9 @@ def _check_bases(records: Sequence[Change]) -> None:
 
 
 def merged(change: Change, image: Row, codec: ChangeCodec) -> Change:
-    """Return a partial change as the whole row it makes of `image`, a row under `codec`'s columns.
+    """Apply a partial change to `image`, a row with `codec`'s columns; return the whole row.
 
-    It is a change of the newer of both schema versions, and keeps its operation.
+    The result is a change of the newer of both schema versions and keeps its operation.
     """
     if change.codec.version < codec.version:
         change = codec.adopted(change)
@@ -408,7 +409,7 @@ def completed(change: Change) -> Change:
     """Return a partial change as a whole row whose absent columns are null.
 
     Raises:
-        InvalidRequest: if one of them must not be null.
+        InvalidRequest: if an absent column must not be null.
     """
     assert change.present is not None
     codec = change.codec
@@ -446,7 +447,7 @@ OP_TEXTS: Final = {
 def _known() -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return the texts of operations, their numbers, and all numbers.
 
-    Not at import: the first list that Arrow sees makes it import pandas, if that is there.
+    Not at import: converting its first list makes Arrow import pandas, if it is installed.
     """
     return (
         pa.array(list(OP_TEXTS), pa.string()),
@@ -456,7 +457,7 @@ def _known() -> tuple[pa.Array, pa.Array, pa.Array]:
 
 
 class ChangeInput:
-    """The conversion of bulk changes to one schema version. Safe to share between threads."""
+    """Converts bulk changes to one schema version. Thread-safe."""
 
     def __init__(self, schema: pa.Schema, primary_key: Sequence[int], limits: IngestLimits) -> None:
         self.schema = change_schema(schema, primary_key)
@@ -467,7 +468,7 @@ class ChangeInput:
             for index, field in enumerate(schema)
             if not field.nullable and index not in self._key
         )
-        # Which nulls are wrong depends on the operation, so they are judged here, not there.
+        # The operation decides which nulls are wrong, so this class checks them itself.
         loose = pa.schema(list(self.schema)[:-1], metadata=schema.metadata)
         self._input = ArrowInput(loose, limits)
 
@@ -476,10 +477,10 @@ class ChangeInput:
     ) -> Iterator[pa.RecordBatch]:
         """Yield checked batches of changes, none above the limits, reading `data` as it goes.
 
-        `data` is what `to_batches` takes, with a column `op_column` that is none of the topic's.
+        `data` has the forms of `to_batches`, with an extra column `op_column`.
 
         Raises:
-            InvalidRequest: with the column and the row of the first offender.
+            InvalidRequest: with the column and the row of the first error.
         """
         if not isinstance(op_column, str):
             raise InvalidRequest("op_column must be a name", got=type(op_column).__name__)
@@ -516,7 +517,7 @@ class ChangeInput:
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)), frozenset(named - {-1})
 
     def _finished(self, piece: pa.RecordBatch, named: frozenset[int], row: int) -> pa.RecordBatch:
-        """Judge the nulls of required columns, empty deletes, and add the bitmaps."""
+        """Check the nulls of required columns, clear deleted rows, and add the bitmaps."""
         columns = len(self._columns)
         ops = piece.column(columns)
         arrays = piece.columns[:columns]

@@ -1,8 +1,8 @@
-"""Publishing changes: what an update, insert or delete becomes once its key's state is known.
+"""Publishing changes: resolve updates, inserts and deletes against the state of their keys.
 
 A step is one change, or a move: the delete of a key and the insert of the row under its new key.
-Steps that need the state of their key are resolved by the topic's sequencer, the others go as they
-are. Everything of one call is one entry, so that it is written as a whole or not at all.
+The topic's sequencer resolves the steps that need the state of their key; other steps are queued
+unchanged. All changes of one call are one entry, which is written as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 STEP_BYTES: Final = 16
 STEPS_MAX: Final = 1000
-"""So many steps that need their key's state are resolved at once."""
+"""The number of steps that are resolved together against the state of their keys."""
 
 
 class TopicChanges:
-    """Changes of one keyed topic on their way in."""
+    """Checks and submits changes of one keyed topic."""
 
     def __init__(self, runtime: TopicRuntime) -> None:
         self._runtime = runtime
 
     @property
     def columns(self) -> KeyedColumns:
-        """Return what turns changes into frames, of the current columns.
+        """Return the codecs of changes for the current columns.
 
         Raises:
             InvalidRequest: if the topic has no primary key.
@@ -51,7 +51,7 @@ class TopicChanges:
             )
         return keyed
 
-    # -- what users give → steps -----------------------------------------------------------------
+    # -- users' input → steps --------------------------------------------------------------------
 
     def whole(self, op: int, record: object, fields: Mapping[str, Any]) -> Change:
         """Check a row to insert or upsert."""
@@ -105,10 +105,10 @@ class TopicChanges:
         return self.columns.changes.prepare_delete(key)
 
     def part_of(self, step: Step, parts: int) -> int:
-        """Return which of so many parts a step belongs to.
+        """Return the number of the part that a step belongs to.
 
         Raises:
-            InvalidRequest: if it moves a row from one part to another: nothing orders the two.
+            InvalidRequest: if it moves a row from one part to another: parts have no common order.
         """
         if not isinstance(step, Move):
             return self._part(step, parts)
@@ -129,14 +129,14 @@ class TopicChanges:
     # -- steps → entries -------------------------------------------------------------------------
 
     def needs_state(self, step: Step) -> bool:
-        """Return whether a step depends on what its key is now."""
+        """Return whether a step depends on the current state of its key."""
         if isinstance(step, Move) or step.present is not None:
             return True
         strict = self._runtime.state.spec.unknown_key == "error"
         return strict and step.op in {OP_INSERT, OP_DELETE}
 
     def try_submit(self, steps: Sequence[Step], sender: Sender | None) -> Pending | None:
-        """Resolve steps and put them into the queue; None if there is no room.
+        """Resolve steps and put them into the queue; return None if the queue is full.
 
         Raises:
             NotFound: if a key does not exist and the topic's policy is `error`.
@@ -165,7 +165,7 @@ class TopicChanges:
         waiter: Pending,
         sender: Sender | None,
     ) -> bool:
-        """Queue steps that depend on what `keys` are now; False if there is no room."""
+        """Queue steps that depend on the current state of `keys`; False if the queue is full."""
 
         def build(images: Sequence[Image]) -> Sequence[Entry]:
             resolved = self._resolved(steps, dict(zip(keys, images, strict=True)))
@@ -175,21 +175,21 @@ class TopicChanges:
         while taken is None:
             sent = queue.settled(sender)
             if not is_next(self._runtime.state, sender):
-                # What the keys are by now must not matter: the journal gives the first answer
-                # again, or says what is wrong with the sequence.
+                # The current state of the keys must not matter: the journal returns the first
+                # answer again, or refuses the sequence.
                 entries = self._entries(flat(steps), waiter, sender)
                 taken = queue.submit_answered(entries, sender, sent)
                 continue
             try:
                 taken = queue.resolve(keys, self.columns.changes, build, sender, sent)
             except (Conflict, NotFound):
-                # What refused it may be what the same call has written meanwhile.
+                # The same call may have written the change that causes the refusal.
                 if queue.is_last(sender, sent):
                     raise
         return taken
 
     def is_new(self, sender: Sender | None) -> bool:
-        """Return whether a producer's call is new, when all that it sent before is settled."""
+        """Wait until a producer's earlier calls are settled; return whether this one is new."""
         queue = self._runtime.queue
         if isinstance(queue, Sequencer):
             queue.settled(sender)
@@ -198,7 +198,7 @@ class TopicChanges:
     def _entries(
         self, changes: Sequence[Change], waiter: Any, sender: Sender | None
     ) -> Sequence[Entry]:
-        """Return changes as one entry, under the newest of their columns."""
+        """Return changes as one entry, with the newest of their schema versions."""
         codec = max((change.codec for change in changes), key=lambda each: each.version)
         same = [each if each.codec is codec else codec.adopted(each) for each in changes]
         size = sum(len(change.packed) + STEP_BYTES for change in same)
@@ -206,7 +206,7 @@ class TopicChanges:
         return self._runtime.entries([one], [waiter], sender)
 
     def _resolved(self, steps: Sequence[Step], images: dict[Key, Image]) -> list[Change]:
-        """Return the changes to write; each step sees what the steps before it made."""
+        """Return the changes to write; each step sees the results of the steps before it."""
         changes: list[Change] = []
         for step in steps:
             if isinstance(step, Move):
@@ -229,7 +229,7 @@ class TopicChanges:
         elif change.op == OP_UPDATE and self._runtime.state.spec.unknown_key == "insert":
             change = completed(change)
             change = change.codec.whole(change.values, OP_INSERT)
-        # Else an update of a row that does not exist: readers fold it into nothing.
+        # Else an update of a row that does not exist: the fold drops it.
         change.base = image.base
         return change
 
@@ -244,16 +244,16 @@ class TopicChanges:
         self._check_strict(insert, images[insert.key])
         image = old.values
         if image is None and self._runtime.state.spec.unknown_key == "ignore":
-            # Two records as ever: the numbers of an idempotent producer do not depend on rows.
+            # Always two records: an idempotent producer's sequence must not depend on stored rows.
             return [delete, delete.codec.whole(delete.values, OP_DELETE)]
         insert = completed(insert) if image is None else merged(insert, image, old.codec)
-        # Both are written or neither: that the old row was there is enough to check once.
+        # Both are written or neither, so one check that the old row exists is enough.
         delete.base = insert.base = old.base
         return [delete, insert]
 
 
 def check_exists(change: Change, /, *, exists: bool, **facts: object) -> None:
-    """Refuse an insert of a key that exists, and an update or delete of one that does not.
+    """Refuse an insert of a key that exists, and an update or delete of a key that does not.
 
     Raises:
         Conflict: if there is a row already.
@@ -266,7 +266,7 @@ def check_exists(change: Change, /, *, exists: bool, **facts: object) -> None:
 
 
 def flat(steps: Sequence[Step]) -> list[Change]:
-    """Return the changes of steps as they came, a move as two."""
+    """Return the unresolved changes of steps; a move has two."""
     return [change for step in steps for change in (step if isinstance(step, Move) else (step,))]
 
 

@@ -1,4 +1,4 @@
-"""A topic's records to frame payloads and back: the codecs of messages, rows and Arrow batches."""
+"""The codecs of messages, rows and Arrow batches: a topic's records to frame payloads and back."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ if TYPE_CHECKING:
 
 PackedRow = tuple[Row, bytes]
 ROWS_ARROW_MIN: Final = 32
-"""A group of at least so many rows of a topic becomes an Arrow frame."""
+"""A group of at least this many rows of a topic becomes an Arrow frame."""
 _OPS: Final = frozenset(OP_NAMES)
 
 
 @cache
 def _upsert() -> pa.Scalar:
-    """Return the operation of plain rows; not at import, where Arrow would import pandas."""
+    """Return the operation of plain rows; not at import, because Arrow would import pandas."""
     return pa.scalar(OP_UPSERT, OP_FIELD.type)
 
 
 class ArrowCodec:
-    """Batches that come as Arrow; each is a frame of its own, serialised by its producer.
+    """The codec of batches in Arrow form; each batch is one frame, serialised by its producer.
 
-    Each batch of a keyed topic has a codec of its own (`fresh`), in which the journal's thread sets
-    `done` or `failed`, so that changes of its keys can wait for it.
+    Each batch of a keyed topic has a separate codec (`fresh`). The journal's thread sets its `done`
+    or `failed`, so that changes of its keys can wait for it.
     """
 
     solo = True
@@ -102,7 +102,7 @@ class ArrowCodec:
         return payload
 
     def upgraded(self, data: Payload, *, many: bool) -> tuple[Codec, Any]:
-        """Read an old batch under the current schema and serialise it again."""
+        """Read an old batch with the current schema and serialise it again."""
         del many
         assert self._owner is not None
         current = self._owner.columns.arrow
@@ -112,7 +112,7 @@ class ArrowCodec:
         return current.fresh(self), current.payload(read(batch))
 
     def settled(self, data: Any, *, many: bool, written: bool) -> None:
-        """Take note of what became of the batch."""
+        """Record whether the batch was written or failed."""
         del data, many
         codec: ArrowCodec | None = self
         while codec is not None:
@@ -122,7 +122,7 @@ class ArrowCodec:
 
 
 class RowCodec(Untracked):
-    """Rows of a table topic: packed while they are few, Arrow when that is cheaper."""
+    """The codec of a table topic's rows: few rows are packed, many are an Arrow batch."""
 
     solo = False
 
@@ -145,7 +145,7 @@ class RowCodec(Untracked):
         return arrow_payload(batch, self._owner.options)
 
     def upgraded(self, data: Any, *, many: bool) -> tuple[Codec, Any]:
-        """Carry values over by column id; a column that is new is null, a dropped one goes."""
+        """Map values by column id; a new column is null, a dropped column is left out."""
         current = self._owner.rows
         positions = {column_id(field): index for index, field in enumerate(self.schema)}
         order = [positions.get(column_id(field)) for field in current.schema]
@@ -158,7 +158,7 @@ class RowCodec(Untracked):
 
 
 class MessageCodec(Untracked):
-    """Messages with an envelope; payload-only ones go through the log's own `PLAIN`."""
+    """The codec of messages with an envelope; payload-only messages use the log's `PLAIN`."""
 
     solo = False
     version = 0
@@ -179,17 +179,17 @@ class MessageCodec(Untracked):
 
 
 class KeyedColumns(NamedTuple):
-    """What one version of a keyed topic's columns needs to turn changes into frames."""
+    """The codecs that turn changes into frames, for one version of a keyed topic's columns."""
 
     changes: ChangeCodec
     arrow: ArrowCodec
     input: ChangeInput
     schema: pa.Schema
-    """The columns of the batches that are read: nullable but for the key, `_op`, `_present`."""
+    """The columns of decoded batches: nullable except for the key, `_op` and `_present`."""
 
 
 class Columns(NamedTuple):
-    """One version of a topic's columns and all that turns records into it; swapped as a whole."""
+    """One version of a topic's columns and its codecs; replaced as a whole."""
 
     version: int
     schema: pa.Schema
@@ -199,7 +199,7 @@ class Columns(NamedTuple):
 
 
 class MessageTopicCodec:
-    """Everything that turns a message topic's records into frames and frames into batches."""
+    """The codecs of a message topic: records to frames, and frames to batches."""
 
     def __init__(
         self, *, limits: IngestLimits, rows_arrow_min: int, options: pa.ipc.IpcWriteOptions
@@ -259,7 +259,7 @@ class MessageTopicCodec:
 
 
 class TableVersion:
-    """One schema version of a table topic: its frames to batches. Safe to share."""
+    """Decodes the frames of one schema version of a table topic to batches. Thread-safe."""
 
     def __init__(
         self, written: pa.Schema, primary_key: Sequence[int], limits: IngestLimits
@@ -267,7 +267,7 @@ class TableVersion:
         self.written = written
         self.rows = RowEncoder(written, limits)
         self.changes: RowEncoder | None = None
-        """The encoder of rows with `_op` and `_present`, of a keyed topic."""
+        """The encoder of a keyed topic's rows with `_op` and `_present`."""
         self._encoders = {0: self.rows}
         """The encoders of packed frames by their flags."""
         if primary_key:
@@ -279,7 +279,7 @@ class TableVersion:
         """Decode frames of packed rows, or one Arrow frame.
 
         Raises:
-            CorruptionError: if a payload is none of this version.
+            CorruptionError: if a payload does not fit this version.
         """
         head = frames[0].head
         if head.kind == fmt.KIND_ARROW:
@@ -336,12 +336,12 @@ class TableVersion:
 
 
 class TableCodec:
-    """Everything that turns a table topic's records into frames and frames into batches.
+    """The codecs of a table topic: records to frames, and frames to batches.
 
-    It holds the current schema version; old frames are read under it. The engine calls `use` when
-    the schema changed, after the change is durable, while other threads publish and read: a caller
-    that needs several things of one version takes `columns` once, or one of the codecs, each of
-    which carries its own schema and version.
+    Old frames are read with the current schema version. The engine calls `use` after a change of
+    the schema is durable, while other threads publish and read. A caller that needs several
+    attributes of the same version reads `columns` once, or uses one codec: each codec has its
+    schema and version.
 
     With a primary key (its column ids), batches end with `_op` and `_present`.
     """
@@ -366,7 +366,7 @@ class TableCodec:
         self.use(schemas)
 
     def use(self, schemas: dict[int, bytes]) -> None:
-        """Take the topic's schemas; the highest version is the current one."""
+        """Set the topic's schemas; the highest version is the current one."""
         for version, data in schemas.items():
             if version not in self._schemas:
                 self._schemas[version] = pa.ipc.read_schema(pa.py_buffer(data))
@@ -400,13 +400,13 @@ class TableCodec:
         return change_schema(schema, self.primary_key)
 
     def plan(self, written: pa.Schema, wanted: pa.Schema, *, changes: bool) -> Reader:
-        """Return a function that reads a batch of one schema version as another's."""
+        """Return a function that converts a batch of one schema version to another."""
         if changes:
             return plan_change_read(written, wanted, self.primary_key)
         return plan_read(written, wanted)
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
-        """Decode one frame under the current schema."""
+        """Decode one frame with the current schema."""
         return self._decoded([frame])
 
     def decode_small(self, frames: list[Frame]) -> pa.RecordBatch | None:

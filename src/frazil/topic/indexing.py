@@ -1,4 +1,4 @@
-"""Keep the metadata store in step with the journals: an index that the log can always rebuild."""
+"""The index in the metadata store: it follows the journals, and the log can rebuild it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 SUBSCRIPTIONS: Final = "/persistent_storage/iceberg/subscriptions/"
 PART_BYTES_MAX: Final = 250
-# A digest has a letter after the percent sign that no escaped character has there.
+# A digest has a character after the percent sign that no escaped character has there.
 _DIGEST: Final = "%sha256-"
 _ESCAPED: Final = re.compile(r"[/%\x00-\x1f\x7f]")
 
@@ -63,49 +63,50 @@ def _part(text: str) -> str:
 TOPICS: Final = "/topics/"
 SCHEMAS: Final = "/schemas/"
 SHARED_ID: Final = "/shared-metadata"
-"""In the local store: which shared one belongs to it."""
+"""The key in the local store for the id of its shared store."""
 PUTS_MAX: Final = 500
 PUTS_BYTES_MAX: Final = 4 << 20
 OPERATIONS_BESIDES: Final = 4
-"""Operations of a transaction that are no puts: the applied batch sequence, the lease, a reserve."""
+"""Operations of a transaction other than puts: the applied batch sequence, the lease, a reserve."""
 _encode = msgspec.msgpack.encode
 R = TypeVar("R")
 
 
 class TopicRow(msgspec.Struct, array_like=True, frozen=True):
-    """The row of a topic in the index; its schemas have rows of their own."""
+    """The row of a topic in the index; its schemas have separate rows."""
 
     spec: TopicSpec
     durable: int
 
 
 class CursorRow(msgspec.Struct, array_like=True, frozen=True):
-    """What the index keeps of a subscription: a copy that is older than the log."""
+    """The index's copy of a subscription; the log may be newer."""
 
     name: str
     cursor: bytes
     lsn: int
     """The batch sequence of the last change that it has."""
     topic: int
-    """The topic's id: a topic of the same name may have been made since."""
+    """The topic's id: a new topic may have the same name."""
 
 
 @attrs.frozen
 class Stores:
     """The metadata of an engine.
 
-    `local` has what only this machine has (its files, its plans), `shared` what others may read
-    (topics, schemas, cursors, objects, leases). They are one store unless servers keep the second.
+    `local` has the data of this machine (files, plans), `shared` the data that other machines may
+    read (topics, schemas, cursors, objects, leases). Both are one store unless etcd has the shared
+    one.
     """
 
     local: CountedStore
     shared: CountedStore
     warnings: list[str]
     lease_ttl_s: float | None = None
-    """How long the lease of an owner lasts; None where no other machine can take over."""
+    """The duration of an owner's lease; None if no other machine can take over."""
 
     def facts(self) -> dict[str, dict[str, float]]:
-        """Return what is counted of each store, by what it is."""
+        """Return the counts of each store, by its role."""
         both = {"local": self.local, "shared": self.shared}
         if self.shared is self.local:
             del both["shared"]
@@ -113,7 +114,7 @@ class Stores:
         return {name: {each: getattr(both[each], name) for each in both} for name in names}
 
     def close(self) -> None:
-        """Close both."""
+        """Close both stores."""
         self.shared.close()
         self.local.close()
 
@@ -159,10 +160,10 @@ def _open_shared(
 
 
 def _recognise(local: MetadataStore, shared: MetadataStore, store_id: str) -> list[str]:
-    """Refuse metadata of another broker; remember those that are ours. Returns warnings.
+    """Refuse metadata of another broker, bind an unbound store; return warnings.
 
-    An empty store is filled from the log, and an empty directory takes over what the store has:
-    only a directory and a store that both have something must know each other.
+    An empty store is filled from the log, and an empty directory takes over the store's contents.
+    Only a directory and a store that both have data must belong together.
     """
     known = local.get(SHARED_ID)
     if known is not None and known.value.decode() == store_id:
@@ -198,9 +199,9 @@ def _open_sqlite(paths: DataDirectory, file_system: FileSystem, clock: Clock) ->
 def known_topics(
     store: MetadataStore,
 ) -> tuple[dict[int, tuple[TopicSpec, dict[int, bytes]]], dict[int, int]]:
-    """Return the topics with their schemas, and the ends, that the index remembers.
+    """Return the topics with their schemas, and the ends, from the index.
 
-    They help where the log's own copy is damaged or older; a row that cannot be read is left out.
+    They are used if the log's copy is damaged or older; unreadable rows are left out.
     """
     rows = {row.spec.id: row for row in _rows(store, TOPICS, TopicRow)}
     topics: dict[int, tuple[TopicSpec, dict[int, bytes]]]
@@ -220,9 +221,9 @@ def _rows(store: MetadataStore, prefix: str, kind: type[R]) -> Iterator[R]:
 
 
 def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
-    """Return the cursors by topic that the index remembers; unreadable rows are left out.
+    """Return the cursors by topic from the index; unreadable rows are left out.
 
-    They stand in for what is lost with a topic's definition and are not looked at otherwise.
+    They replace cursors that were lost with a topic's definition and are not used otherwise.
     """
     cursors: dict[int, dict[str, CursorState]] = {}
     for row in _rows(store, SUBSCRIPTIONS, CursorRow):
@@ -232,10 +233,10 @@ def known_cursors(store: MetadataStore) -> dict[int, dict[str, CursorState]]:
 
 
 class Indexer:
-    """Writes what the journals hold into the metadata store. Callers hold the engine's lock.
+    """Writes the journals' state to the metadata store. Callers hold the engine's lock.
 
-    A store that fails is left alone, one of this machine until the next start, one over the network
-    until it `answers`: then the index is rebuilt. The log is the truth, and publishing does not
+    A store that fails is not used again: a local one until the next start, one over the network
+    until it `answers`. Then the index is rebuilt. The log is the truth, and publishing does not
     depend on the index.
     """
 
@@ -249,13 +250,13 @@ class Indexer:
         self._copies: dict[tuple[int, str], str] = {}
         """The keys of cursors that were copied, by topic id and name."""
         self._copied: dict[str, int] = {}
-        """Whose cursor each of these keys has now: that of a topic by its id."""
+        """The id of the topic whose cursor each of these keys has now."""
         self.failed: FrazilError | None = None
 
     def answers(self) -> bool:
         """Return whether a store that failed works again, so that a rebuild makes sense.
 
-        Needs no lock: the caller need not keep others waiting for a store that is down.
+        It needs no lock, so other threads need not wait for a store that is down.
         """
         if self.failed is None or isinstance(self.failed, Closed):
             return False
@@ -267,10 +268,10 @@ class Indexer:
         return True
 
     def mend(self, journal: Journal, topics: Iterable[TopicState]) -> None:
-        """Bring the index in line again after the store failed, while the journal is at work.
+        """Update the index after the store failed, while the journal is running.
 
-        Cursors are left out: they may be ahead of what is durable. Copies that failed were not
-        noted as made, and are made again.
+        Cursors are left out: they may be ahead of the durable state. Copies that failed were not
+        marked as copied, and are copied again.
         """
         self.failed = None
         self.rebuild(journal, topics, cursors=False)
@@ -278,9 +279,9 @@ class Indexer:
     def rebuild(
         self, journal: Journal, topics: Iterable[TopicState], *, cursors: bool = True
     ) -> list[str]:
-        """Bring the whole index in line with the journal; return warnings.
+        """Make the whole index equal to the journal; return warnings.
 
-        What the index has and the log does not is removed; what it lacks is added.
+        Rows that the log does not have are removed; missing rows are added.
         """
         if self.failed is not None:
             return []
@@ -298,7 +299,7 @@ class Indexer:
                 warnings.append(ahead)
             self._replace((TOPICS, SCHEMAS), wanted)
             if cursors and journal.failed is None:
-                # What a failed journal says of its cursors may not be durable.
+                # The cursors of a failed journal may not be durable.
                 self._replace((SUBSCRIPTIONS,), copies)
             self._note_applied(journal)
 
@@ -307,7 +308,7 @@ class Indexer:
         return warnings
 
     def _attempt(self, work: Callable[[], None]) -> bool:
-        """Write unless the store failed before; return whether it works. `failed` keeps its error."""
+        """Write unless the store failed before; return success. `failed` keeps the error."""
         if self.failed is None:
             try:
                 work()
@@ -325,7 +326,7 @@ class Indexer:
         return ""
 
     def _note_applied(self, journal: Journal) -> None:
-        # Only what is synced may be remembered: the index must never be ahead of the log.
+        # Only synced state may be stored: the index must never be ahead of the log.
         name, lsn = journal.journal_id.hex(), journal.synced_lsn
         if lsn > (self._store.applied_lsn(name) or 0):
             self._change(applied={name: lsn})
@@ -346,7 +347,7 @@ class Indexer:
             self._change(deletes=tuple(keys[start : start + self._puts_max]))
 
     def topic_changed(self, journal: Journal, topics: Iterable[TopicState] = ()) -> None:
-        """Note changed topics, then how far the log is synced."""
+        """Write changed topics, then the synced end of the log."""
         puts = _rows_of(topics)
 
         def write() -> None:
@@ -361,7 +362,7 @@ class Indexer:
         copies: Mapping[tuple[int, str], CursorState],
         gone: Iterable[tuple[int, str]],
     ) -> bool:
-        """Note changed cursors and those of subscriptions that are gone; False if that failed."""
+        """Write changed cursors, remove those of dropped subscriptions; return False on failure."""
         topics = journal.state.topics
         puts: dict[str, bytes] = {}
         for (topic_id, name), cursor in copies.items():
@@ -402,7 +403,7 @@ class Indexer:
         return key
 
     def _portions(self, puts: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
-        """Part puts into what one transaction may take."""
+        """Split puts into groups of at most one transaction."""
         some: dict[str, bytes] = {}
         size = 0
         for key, value in puts.items():

@@ -1,4 +1,4 @@
-"""An open data directory as its features see it: settings, clock, files, journals and topics."""
+"""The state that the features of an engine share: settings, clock, files, journals and topics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Instance:
-    """What the features of one engine share. The engine fills it while it opens the directory."""
+    """The shared state of one engine's features; the engine fills it at opening."""
 
     log: Log
     stores: Stores
@@ -48,33 +48,33 @@ class Instance:
         self.closed = False
         self._process = os.getpid()
         self.threaded = threads
-        """Threads do the upkeep; without them nothing changes while a caller waits."""
+        """Whether threads do the upkeep; without them nothing changes while a caller waits."""
         self.control_lock = threading.RLock()
-        """The lock under which topics, holds and segments are changed."""
+        """The lock for changes of topics, holds and segments."""
         self._topics: dict[str, TopicRuntime] = {}
         self._parents: dict[str, TopicSpec] = {}
         self.unusable: dict[str, str] = {}
-        """Why existing topics could not be opened, by name."""
+        """The errors of existing topics that could not be opened, by name."""
         self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
         self.released: dict[int, int] = {}
-        """The offset by topic below which another tier holds its records."""
+        """The offset by topic below which another tier has its records."""
         self.read_ahead_bytes: Callable[[], int] = lambda: 0
-        """Returns the bytes of records that subscriptions decoded and keep."""
+        """Returns the bytes of decoded records that subscriptions keep."""
         self.topics_version = 0
-        """Counts the changes of topics and their columns."""
+        """The number of changes of topics and their columns so far."""
 
     @property
     def runtimes(self) -> list[TopicRuntime]:
-        """Return all topics at work."""
+        """Return all running topics."""
         return list(self._topics.values())
 
     def is_current(self, runtime: TopicRuntime) -> bool:
-        """Return whether a topic is at work and was not deleted."""
+        """Return whether a topic is running and was not deleted."""
         return self._topics.get(runtime.name) is runtime
 
     def names(self) -> list[str]:
         """Return the names of all topics, without the parts of partitioned ones."""
-        # Copied first, each in one step: other threads may create topics meanwhile.
+        # Copied first, each in one step, because other threads may create topics.
         names = [each.name for each in self.runtimes if not each.state.spec.part_of]
         return names + list(self._parents)
 
@@ -89,7 +89,7 @@ class Instance:
             raise Closed("the engine is closed")
 
     def visible_ends(self, runtimes: Sequence[TopicRuntime]) -> list[int]:
-        """Return the ends of what readers of topics may see, all of one instant."""
+        """Return the visible ends of topics, all of one instant."""
         journal = self.log.journal
         while True:
             before = journal.shown
@@ -105,11 +105,11 @@ class Instance:
         try:
             return [self._topics[name] for name in names]
         except KeyError:
-            # Another thread deleted it a moment ago.
+            # Another thread has just deleted it.
             raise NotFound("no such topic", topic=full) from None
 
     def topic_runtime(self, name: str) -> TopicRuntime:
-        """Return a topic at work, one part of a partitioned one.
+        """Return a running topic; of a partitioned topic only a part can be named.
 
         Raises:
             NotFound: if there is no such topic.
@@ -124,18 +124,18 @@ class Instance:
         return self._runtimes(full)[0]
 
     def whole_name(self, spec: TopicSpec) -> str:
-        """Return a topic's name; of a part, that of the partitioned topic."""
+        """Return a topic's name; for a part, the name of the partitioned topic."""
         return self.log.journal.state.topics[spec.part_of].spec.name if spec.part_of else spec.name
 
     def time_trusted(self) -> bool:
-        """Return whether decisions by the wall clock may be made now."""
+        """Return whether the wall clock is reliable now, so that decisions may use it."""
         clock = self.clock
         return self._clock_watch.trusted(now_us=clock.now_us(), monotonic_s=clock.monotonic())
 
     def release(self, topic_id: int, offset: int) -> None:
-        """Note that another tier durably holds a topic's records below `offset`.
+        """Note that another tier durably has a topic's records below `offset`.
 
-        The log may then free them whatever the holds say; readers find them in that tier.
+        The log may then free them regardless of holds; readers find them in that tier.
         """
         self.released[topic_id] = max(offset, self.released.get(topic_id, 0))
 
@@ -146,7 +146,7 @@ class Instance:
         return [spec.name for spec in whole if spec.lake]
 
     def whole_topic(self, full: str) -> tuple[TopicSpec, list[TopicRuntime]]:
-        """Return a topic's definition with the topics that hold its records: itself, or its parts.
+        """Return a topic's definition and the topics that have its records: itself, or its parts.
 
         Raises:
             NotFound: if there is no such topic.

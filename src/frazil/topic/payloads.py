@@ -1,8 +1,9 @@
-"""A frame's payload, both ways: Arrow batches to bytes, and the checked bytes of a frame.
+"""Payloads of frames: Arrow batches to bytes, and the checked bytes of a frame.
 
-A frame of a keyed topic without `_op` and `_present` holds upserts of whole rows. The other columns
-of a change may be null whatever the topic declares (a delete has its key only, a partial change the
-columns it names), so batches of changes declare none but the key as `not null`.
+A frame of a keyed topic without `_op` and `_present` has upserts of whole rows. In a change all
+columns but the key may be null, even if the topic requires them: a delete has only its key, a
+partial change only the columns that it names. So batches of changes declare only the key as
+`not null`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def is_arrow(data: object) -> bool:
 
 
 def change_schema(schema: pa.Schema, primary_key: Sequence[int]) -> pa.Schema:
-    """Return the columns of a keyed topic's batches: nullable but for the key, then the two."""
+    """Return the columns of a keyed topic's batches, with `_op` and `_present`.
+
+    All of the topic's columns but the key are nullable.
+    """
     fields = [
         field if column_id(field) in primary_key else field.with_nullable(True) for field in schema
     ]
@@ -48,9 +52,9 @@ def change_schema(schema: pa.Schema, primary_key: Sequence[int]) -> pa.Schema:
 
 
 def plan_change_read(written: pa.Schema, wanted: pa.Schema, primary_key: Sequence[int]) -> Reader:
-    """Return a function that reads a batch of changes of one schema version as another's.
+    """Return a function that converts a batch of changes of one schema version to another.
 
-    Both schemas are the topic's columns alone. The operations stay, the bitmaps are moved.
+    Both schemas have only the topic's columns. Operations are kept, bitmaps are converted.
     """
     read_columns = plan_read(written, wanted)
     moves = BitmapMoves([column_id(field) for field in written], [column_id(f) for f in wanted])
@@ -58,7 +62,7 @@ def plan_change_read(written: pa.Schema, wanted: pa.Schema, primary_key: Sequenc
     columns, system = len(wanted), len(written)
 
     def read(batch: pa.RecordBatch) -> pa.RecordBatch:
-        # The reader goes by position and ignores the two columns after it.
+        # The conversion is by position and ignores the two columns after the topic's.
         arrays = read_columns(batch).columns[:columns]
         present = moves.moved_array(batch.column(system + 1))
         return pa.RecordBatch.from_arrays([*arrays, batch.column(system), present], schema=schema)
@@ -75,7 +79,7 @@ def arrow_payload(
 
 
 def _compressed(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> pa.Buffer:
-    """Return the encapsulated message alone of a compressed batch: a stream less its schema."""
+    """Return the encapsulated message of a compressed batch: the stream without its schema."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
@@ -93,7 +97,7 @@ def frame_payload(frame: Frame) -> memoryview:
 
 
 def check_count(frame: Frame, count: int) -> None:
-    """Refuse a frame that holds another number of records than its head says."""
+    """Refuse a frame whose number of records differs from its head's."""
     if count != frame.head.records:
         raise CorruptionError(
             "frame holds another number of records than it says",
@@ -109,7 +113,7 @@ def newer_flags(flags: int) -> InvalidRequest:
 
 
 def read_ipc(frame: Frame, schema: pa.Schema) -> pa.RecordBatch:
-    """Read an Arrow payload; the system columns that its flags name follow the topic's."""
+    """Read an Arrow payload; its flags name the system columns after the topic's columns."""
     head = frame.head
     if head.flags & ~_KNOWN_FLAGS:
         raise newer_flags(head.flags)

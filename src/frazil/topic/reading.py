@@ -1,4 +1,4 @@
-"""Readers of one topic: from an offset or a time, up to the head or for ever."""
+"""Readers of one topic: from an offset or a time, up to the head or without end."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from frazil.topic.runtime import TopicRuntime
 
 READ_BYTES: Final = 4 << 20
-"""A read returns pieces of about this size by default."""
+"""The default size of the batches that a read returns."""
 Start = int | str | dt.datetime
 """An offset, `"earliest"`, `"latest"`, or a time."""
 
 
 def start_offset(runtime: TopicRuntime, start: Start) -> int:
-    """Return the offset that a start means now.
+    """Return the current offset of a start.
 
     Raises:
-        InvalidRequest: if it is none of an offset, `earliest`, `latest` or a time.
+        InvalidRequest: if it is neither an offset, `earliest`, `latest` nor a time.
     """
     if is_whole(start) and start >= 0:
         return start
@@ -58,13 +58,13 @@ def _checked_limit(limit: object) -> int | None:
 class Reader:
     """Batches of one topic in offset order; an iterator and a context manager.
 
-    It pins the records from its position on, so that retention does not take them away under it;
-    close it (or read it to its end) to let them go. `gaps` collects declared ranges without
+    The reader pins the records from its position on, so that retention does not remove them;
+    close it (or read it to its end) to release them. `gaps` collects the declared ranges without
     records that it passed.
     """
 
     _looks_up_later = False
-    """The offset of a time is found with the first read: it may take a look into files or objects."""
+    """Whether the first read finds the start: looking up a time may read files or objects."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Reader:
         self.offset = start_offset(runtime, "earliest" if late else start)
         self.gaps: list[OffsetRange] = []
         with runtime.log.pinning:
-            # Retention sees the pin before it frees, or the first read sees that it did.
+            # Retention sees the pin before it frees records, or the first read sees the new start.
             self._pin = runtime.history.pin(runtime.state.id, offset=self.offset)
             self._held = runtime.history.range(runtime.state.id).first <= self.offset
         self._end = runtime.history.range(runtime.state.id).end
         self._may_skip = not isinstance(start, int)
-        """Nothing was read yet, and no offset was named: the start may still move forwards."""
+        """Whether the start may still move forwards: no read yet, and no offset was named."""
         self._ready: list[Batch] = []
         self._closed = False
 
@@ -110,11 +110,12 @@ class Reader:
                 raise StopIteration
 
     def poll(self) -> Batch | None:
-        """Return the next batch if one is there, without waiting.
+        """Return the next batch if there is one, without waiting.
 
         Raises:
-            NotFound: if the position is no longer held; the error names the first offset that is.
-            CorruptionError: if the records at the position are lost; the error says where to go on.
+            NotFound: if the position was removed; the error names the first offset that is kept.
+            CorruptionError: if the records at the position are lost; the error names the next
+                offset that can be read.
             Closed: if the engine was closed.
         """
         if not self._is_over():
@@ -122,7 +123,7 @@ class Reader:
         return self._pop()
 
     def _fetch(self) -> bool:
-        """Read until batches are ready; False if there is nothing more for now."""
+        """Read until batches are ready; return False if there are no more for now."""
         if self._time is not None:
             self.offset = max(self.offset, start_offset(self._runtime, self._time))
             self._time = None
@@ -141,12 +142,12 @@ class Reader:
         return True
 
     def _pop(self) -> Batch | None:
-        """Return the next batch that was read already, cut to what was asked for."""
+        """Return the next batch that was read already, cut to the requested range."""
         if self._is_over() or not self._ready:
             return None
         batch = self._ready.pop()
         if not self._follow and batch.offset >= self._end:
-            # It was appended after this read began, and is for the next one.
+            # It was appended after this read began, so the next read returns it.
             self._ready = []
             self.offset = self._end
             return None
@@ -156,13 +157,13 @@ class Reader:
         history, topic = self._runtime.history, self._runtime.state.id
         journal = self._runtime.log.journal
         if journal.closed:
-            # The files may belong to another process by now.
+            # Another process may own the files now.
             raise journal.closed_error()
         try:
             return history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         except NotFound:
             if not self._held and not self._may_skip:
-                # It will not come back, and this reader does not keep the records after it.
+                # The position will not return, and this reader keeps no records after it.
                 self._pin.close()
                 raise
         position = self.offset
@@ -171,11 +172,11 @@ class Reader:
         self.offset = max(position, source.range(topic).first)
         piece = history.read(topic, offset=self.offset, bytes_max=self._bytes_max)
         if self.offset == position or not self._held:
-            # Records were on their way from one source to another, or retention moved the start
-            # between the look at it and the pin.
+            # Records were moving from one source to another, or retention moved the start between
+            # its check and the pin.
             return piece
-        # Every record that is pinned is kept, but for those that a quota expired: here is a
-        # declared gap, whose declaration went with the records before it.
+        # Pinned records are kept unless a quota expired them. So this is a declared gap, and its
+        # declaration was removed with the records before it.
         gap = OffsetRange(position, self.offset, "declared gap")
         if not piece.batches:
             return piece._replace(gaps=(gap, *piece.gaps))
@@ -183,7 +184,7 @@ class Reader:
         return piece
 
     def _is_behind_files(self) -> bool:
-        """Return whether files gave all they have: what follows them can only be in the log."""
+        """Return whether all records in files were read: later records can only be in the log."""
         tiers = self._runtime.tiers
         return tiers is not None and 0 < tiers.flushed <= self.offset
 
@@ -211,7 +212,7 @@ class Reader:
         return self._is_over() or not self._follow
 
     def _wait(self) -> bool:
-        """Wait until there is something new; False if the time is up."""
+        """Wait until there are new records; return False on timeout."""
         event = threading.Event()
         state = self._runtime.state
         wake = event.set
@@ -242,7 +243,7 @@ class Reader:
             raise NotFound("topic was deleted", topic=state.spec.name)
 
     def close(self) -> None:
-        """Let the records go; closing twice is fine."""
+        """Release the records; closing twice is allowed."""
         if not self._closed:
             self._closed = True
             self._ready = []
@@ -265,9 +266,9 @@ class Reader:
 
 
 class AsyncReader(Reader):
-    """The same for asyncio: `async for batch in reader`. File reads run in a worker thread.
+    """A reader for asyncio: `async for batch in reader`. File reads run in a worker thread.
 
-    A cancelled call loses nothing: the worker only fetches, and what it fetched is for the next.
+    A cancelled call loses no record: the next call returns the batches that the worker fetched.
     """
 
     _looks_up_later = True
@@ -281,7 +282,7 @@ class AsyncReader(Reader):
         while True:
             batch = None if self._fetching is not None else self._pop()
             while batch is None and not self._is_over() and await self._fetched(loop):
-                # None if another call took it, or if it was appended after this read began.
+                # None if another call returned it, or if it was appended after this read began.
                 batch = self._pop()
             if batch is not None:
                 return batch
@@ -290,7 +291,7 @@ class AsyncReader(Reader):
                 raise StopAsyncIteration
 
     async def _fetched(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Wait for the fetch under way, or for a new one; there is never more than one."""
+        """Wait for the current fetch, or start one; there is never more than one."""
         fetching = self._fetching
         if fetching is None:
             fetching = self._fetching = loop.run_in_executor(None, self._fetch)

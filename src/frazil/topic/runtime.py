@@ -1,4 +1,4 @@
-"""One topic at work: its state in a journal, its codecs, and how a record becomes an entry."""
+"""The runtime of one topic: its state in a journal, its codecs, and the check of its records."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TIME_TYPE = MESSAGE_SCHEMA.field("publish_time").type
 
 
 def with_publish_time(data: object, now_us: int) -> object:
-    """Return Arrow data of messages with a publish time, `now_us` where it has none."""
+    """Return Arrow data of messages with a publish time; a missing one is `now_us`."""
     if not is_arrow(data):
         return data
     table: Any = data if isinstance(data, (pa.RecordBatch, pa.Table)) else pa.table(data)
@@ -108,7 +108,7 @@ Prepared = tuple["Codec", Any, int, int]
 
 
 class TopicRuntime:
-    """What publishing to and reading from one topic needs. Shared by all handles of the topic."""
+    """The state for publishing to and reading from one topic, shared by all of its handles."""
 
     def __init__(
         self,
@@ -128,9 +128,9 @@ class TopicRuntime:
         self.limits = limits
         self.history = ChainedHistory([log.source])
         self.refusal: Callable[[], FrazilError] | None = None
-        """Set while publishing to this topic is stopped."""
+        """The refusal of publishes while publishing to this topic is stopped."""
         self.tiers: Any = None
-        """The topic's memory and disk tiers, a `TopicTiers` of a layer above; None without."""
+        """The topic's memory and disk tiers, a `TopicTiers` of a layer above, or None."""
         self.pressure: Any = SimpleNamespace(level=0)
         """The admission of publishes: immediate while `level` is 0, else through `admit`."""
         self.lake: TierWaits | None = None
@@ -138,12 +138,12 @@ class TopicRuntime:
         self.objects: TierWaits | None = None
         """The calls that wait for uploads of the topic, and its ends; None without objects."""
         self.part = state.spec.part_index if state.spec.part_of else WHOLE
-        """The number under which its table knows it."""
+        """The topic's number in its table."""
         self.changes = TopicChanges(self)
         self.turns = itertools.count()
-        """Whose turn it is among the parts; only the first part's is used."""
+        """The next part of round robin; only the first part's counter is used."""
         self.routing: tuple[int, int] | None = None
-        """For a part of a keyed topic: its number and how many parts there are."""
+        """For a part of a keyed topic: its number and the number of parts."""
         self.codec: Any
         if state.spec.kind == "message":
             self.codec = MessageTopicCodec(
@@ -167,7 +167,7 @@ class TopicRuntime:
         return self.state.spec.name
 
     def wait_visible(self, offset: int, *, timeout_s: float) -> bool:
-        """Wait until readers may see an offset; False if that takes too long."""
+        """Wait until readers may see an offset; return False on timeout."""
         woken = threading.Event()
         deadline = self.clock.monotonic() + timeout_s
         while self.state.durable <= offset:
@@ -175,8 +175,8 @@ class TopicRuntime:
             self.state.waiters.append(woken.set)
             left = deadline - self.clock.monotonic()
             if self.state.durable <= offset and (left <= 0 or not woken.wait(left)):
-                # Only a record takes the waiter out of the list: a quiet topic would keep it for
-                # ever.
+                # Only a new record removes waiters from the list: a quiet topic would keep this one
+                # for ever.
                 with contextlib.suppress(ValueError):
                     self.state.waiters.remove(woken.set)
                 return False
@@ -185,7 +185,7 @@ class TopicRuntime:
     # -- one record ------------------------------------------------------------------------------
 
     def prepare(self, record: object, fields: Mapping[str, Any]) -> Prepared:
-        """Check one record and return it ready for an entry.
+        """Check one record and return the parts of its entry.
 
         Raises:
             InvalidRequest: if the record does not fit the topic.
@@ -208,7 +208,7 @@ class TopicRuntime:
         return key_names(schema, self.state.spec.primary_key), self.routing[1]
 
     def check_part(self, part: int) -> None:
-        """Refuse a record that belongs to another part: a key's changes must stay in one order."""
+        """Refuse a record of another part: all changes of a key must be in one part, in order."""
         if self.routing is not None and part != self.routing[0]:
             raise InvalidRequest(
                 "the record's key belongs to another part, publish to the partitioned topic",
@@ -217,7 +217,7 @@ class TopicRuntime:
             )
 
     def row(self, record: object, fields: Mapping[str, Any]) -> Any:
-        """Return the row that a call gave, as a dict or as keywords."""
+        """Return the row of a call's arguments: a dict, or keywords."""
         if record is None:
             return fields
         if fields:
@@ -255,9 +255,9 @@ class TopicRuntime:
         return self.codec.messages, message, 0, size + MESSAGE_OVERHEAD_BYTES
 
     def prepare_own(self, message: Message, limits: IngestLimits | None = None) -> Prepared:
-        """Check a message that the caller hands over, so that it need not be copied.
+        """Check a message that the caller gives up, so that it need not be copied.
 
-        `limits` count instead of the topic's.
+        `limits` replace the topic's limits.
 
         Raises:
             InvalidRequest: if it does not fit the topic.
@@ -270,7 +270,7 @@ class TopicRuntime:
     def _message(self, fields: Mapping[str, Any], *, time_now: bool = True) -> Message:
         given = dict(fields)
         if isinstance(given.get("attributes"), dict):
-            # The caller may change its own while the message waits to be written.
+            # The caller may change its dict while the message waits to be written.
             given["attributes"] = dict(given["attributes"])
         time = given.get("publish_time")
         if time is None:
@@ -290,7 +290,7 @@ class TopicRuntime:
     # -- many records ----------------------------------------------------------------------------
 
     def prepare_many(self, records: Iterable[object]) -> list[Prepared]:
-        """Check all records, then return them as as few entries as the limits allow.
+        """Check all records, then return them in as few entries as the limits allow.
 
         Raises:
             InvalidRequest: with the number of the first bad record; nothing is published then.
@@ -320,7 +320,7 @@ class TopicRuntime:
         return result
 
     def check_records(self, records: object) -> None:
-        """Refuse what is no iterable of records."""
+        """Refuse an argument that is not an iterable of records."""
         one = isinstance(records, (str, bytes, bytearray, memoryview, Mapping))
         if one or not isinstance(records, Iterable):
             raise InvalidRequest(
@@ -331,7 +331,7 @@ class TopicRuntime:
 
     def prepare_arrow(self, data: object) -> list[Prepared]:
         """Convert Arrow data to the topic's schema and return a frame for each batch."""
-        # Taken once: all batches of the call are converted to, and stored as, the same columns.
+        # Read once, so that all batches of the call are converted to the same columns.
         columns = self.codec.columns
         prepared: list[Prepared] = []
         for batch in self.arrow_batches(data, columns):
@@ -348,7 +348,7 @@ class TopicRuntime:
                 self.check_part(part)
 
     def bulk(self, arrow: ArrowCodec, batch: pa.RecordBatch) -> Prepared:
-        """Return a batch of records or changes as a frame of its own."""
+        """Return a batch of records or changes as one frame."""
         payload = arrow.payload(batch)
         # The checksum is computed in the producer's thread instead of the journal's.
         payload = payload._replace(crc=zlib.crc32(payload.data))
@@ -357,11 +357,11 @@ class TopicRuntime:
     def entries(
         self, prepared: list[Prepared], waiters: Sequence[Any], sender: Sender | None
     ) -> list[Entry]:
-        """Return the entries of one call; an idempotent producer's sequence runs through them.
+        """Return the entries of one call; an idempotent producer's sequence continues over them.
 
         Raises:
-            InvalidRequest: if a producer's call has more frames than are remembered of it: sent
-                again, its first frames would not be recognised.
+            InvalidRequest: if the call has more frames than are remembered of a producer: if it
+                was sent again, its first frames would not be recognised.
         """
         if sender is not None and sender.producer is not None:
             records = sum(max(count, 1) for _codec, _data, count, _size in prepared)
@@ -374,7 +374,7 @@ class TopicRuntime:
         return result
 
     def check_frames(self, frames: int, records: int, sender: Sender) -> None:
-        """Refuse a call of a producer that would not be recognised if it were sent again."""
+        """Refuse a producer's call that could not be recognised if it was sent again."""
         if frames > PRODUCER_WINDOW_DEFAULT:
             raise InvalidRequest(
                 "the call is too large for an idempotent producer; split it into calls of at most "
@@ -417,7 +417,7 @@ class TopicRuntime:
         """
         synced = False
         if ack is not None:
-            # Tables of keyed topics are not written yet: no publish can wait for them.
+            # Tables of keyed topics are not written yet, so no publish can wait for them.
             lake = None if self.state.spec.primary_key else self.lake
             check_level(ack, {"uploaded": self.objects, "committed": lake})
             synced = ack != "received"
@@ -436,7 +436,7 @@ class TopicRuntime:
 
 
 def _producer_name(producer: object) -> str:
-    """Return the name as plain text; the journal's thread must be able to store it as it is."""
+    """Return the name as a plain `str`, which the journal's thread can store."""
     if isinstance(producer, str) and 0 < len(producer) <= PRODUCER_CHARACTERS_MAX:
         try:
             return str.encode(producer).decode()
@@ -448,12 +448,12 @@ def _producer_name(producer: object) -> str:
 
 
 def _is_count(value: object, *, maximum: int = SEQUENCE_MAX) -> TypeGuard[int]:
-    # `is_whole` in line: every publish of an idempotent producer comes here twice.
+    # `is_whole` in line: every publish of an idempotent producer calls this twice.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= maximum
 
 
 def microseconds(time: dt.datetime) -> int:
-    """Return a datetime as microseconds since 1970; a naive one is taken as UTC."""
+    """Return a datetime as microseconds since 1970; a naive datetime is in UTC."""
     if time.tzinfo is None:
         time = time.replace(tzinfo=dt.UTC)
     delta = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

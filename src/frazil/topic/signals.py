@@ -1,8 +1,8 @@
-"""When data moves down: pure functions from the facts of a topic to the signals that fire.
+"""Signals: pure functions from the state of a topic to the signals that fire.
 
-Any one that fires is enough. Nothing fires for a topic that has nothing to move, however old its
-last flush or commit is. The limits are those of the settings unless the topic has its own; the
-table of both is in docs/internals/tiers.md.
+One signal is enough to move data to the next tier. No signal fires for a topic without data to
+move, however old its last flush or commit is. The limits are those of the settings unless the topic
+has its own; the table of both is in docs/internals/tiers.md.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = [
 FLUSH_USAGE_RATIO: Final = 0.8
 """Every topic is flushed above this use of the budget, where the red zone begins."""
 FLUSH_CHANGES: Final = 10_000
-"""A keyed topic is flushed above so many changes to flush."""
+"""A keyed topic is flushed above this number of unflushed changes."""
 COMMIT_SMALL_FILES: Final = 10
-"""A commit is due above so many small files."""
+"""A commit is due above this number of small files."""
 COMMIT_DELETES: Final = 10_000
-"""A commit is due above so many deletes in staged files."""
+"""A commit is due above this number of deletes in staged files."""
 COMMIT_BYTES: Final = 10**9
-"""A commit is due above so many staged bytes."""
+"""A commit is due above this number of staged bytes."""
 
 
 class Fired(NamedTuple):
-    """A signal that fired: why, what was found, and the limit it passed."""
+    """A signal that fired: its name, the measured value, and the limit that it passed."""
 
     reason: str
     value: float
@@ -53,17 +53,17 @@ class Fired(NamedTuple):
 
 
 class MemoryFacts(NamedTuple):
-    """What one topic has in memory that is not in files yet, at one instant."""
+    """The data of one topic in memory that is not in files yet, at one instant."""
 
     usage_ratio: float
-    """Use of the whole budget, of all topics."""
+    """The used share of the whole budget, by all topics."""
     partition_bytes_max: int
     """Bytes of the largest partition that are not flushed."""
     age_s: float
     """Age of the oldest record that is not flushed."""
     offsets_unflushed: int
     changes_unflushed: int
-    """Changes of a keyed topic among them; 0 for others."""
+    """Unflushed changes of a keyed topic; 0 for other topics."""
 
 
 class Limits(NamedTuple):
@@ -77,18 +77,18 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, settings: Settings, own: Mapping[str, float] | None = None) -> Self:
-        """Return the settings' limits with the topic's own over them."""
+        """Return the settings' limits, replaced by the topic's own where it has one."""
         sections = (settings.memory, settings.disk, settings.lake.writer)
         found: dict[str, Any] = {}
         for name in cls._fields:
             default = next(getattr(each, name) for each in sections if hasattr(each, name))
-            # A number of the setting's own kind: 10 offsets, not 10.0.
+            # A number of the setting's type: 10 offsets, not 10.0.
             found[name] = default if own is None else type(default)(own.get(name, default))
         return cls(**found)
 
 
 class DiskFacts(NamedTuple):
-    """What one topic has in files that is not committed to the lake yet, at one instant."""
+    """The data of one topic in files that is not committed to the lake yet, at one instant."""
 
     partition_bytes_max: int
     """Staged bytes of the largest partition."""
@@ -139,7 +139,7 @@ def checked_limits(given: Mapping[str, object]) -> dict[str, float]:
     """Return a topic's own limits as numbers; they take the units of the settings (`5m`, `64MB`).
 
     Raises:
-        InvalidRequest: if a name is no limit of a signal, or a value is not one of its setting.
+        InvalidRequest: if a name is no limit of a signal, or a value does not fit its setting.
     """
     found: dict[str, float] = {}
     for name, value in given.items():
@@ -170,4 +170,4 @@ def _refused(name: str, value: object, error: ValidationError) -> InvalidRequest
 
 _SECTIONS: Final = (MemorySettings, DiskSettings, LakeWriterSettings)
 LIMIT_NAMES: Final = Limits._fields
-"""The limits that a topic may have for itself."""
+"""The limits that a topic may override."""

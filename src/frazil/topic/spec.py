@@ -1,4 +1,4 @@
-"""Topics by name: what a request for a topic means, checked before anything is written. Pure."""
+"""Definitions of topics: requests are checked before any frame is written. Pure functions."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ _CHOICES: Final = {
     "lake": (True, False),
     "objects": (True, False),
 }
-"""The values of topic options that have a few."""
+"""The values of topic options with a fixed set of values."""
 _AGES: Final = {"retention_age": "retention_us", "objects_retention_age": "objects_retention_us"}
 """Topic options that are ages, and the fields of `TopicSpec` that keep them."""
 NAMESPACE_OF_SQL: Final = "information_schema"
 _HOLD_NAME: Final = re.compile(r"[\w.:/-]{1,200}\Z")
 PUBLISH_OPTIONS: Final = frozenset({"ack", "producer", "sequence", "producer_epoch"})
-"""Keywords of a publish that are no fields of the record."""
+"""Keywords of a publish that are not fields of the record."""
 PARTITIONS_MAX: Final = 256
-"""So many parts a topic may have."""
+"""The largest number of parts of a topic."""
 LIMIT_MAX: Final = 2**63 - 1
 """The largest limit of a topic, in bytes or microseconds."""
 TOPIC_ENCODER: Final = msgspec.msgpack.Encoder()
@@ -59,7 +59,7 @@ TOPIC_ENCODER: Final = msgspec.msgpack.Encoder()
 
 @attrs.frozen
 class TopicRequest:
-    """A topic as the caller wants it; ids are not given yet."""
+    """A request for a topic; ids are not assigned yet."""
 
     name: str
     kind: TopicKind
@@ -86,7 +86,7 @@ def request_topic(
     """Check a request for a new topic; only a `loose_part` may be named like a part.
 
     Raises:
-        InvalidRequest: with what is wrong and what to write instead.
+        InvalidRequest: with the error and the correction.
     """
     full = _new_name(name, loose_part=loose_part)
     keys = (primary_key,) if isinstance(primary_key, str) else _names("primary_key", primary_key)
@@ -132,7 +132,7 @@ def _new_name(name: str, *, loose_part: bool) -> str:
 
 
 def _sort_ids(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of the columns that a table is to be sorted by."""
+    """Return the ids of the columns that a table is sorted by."""
     for name in names:
         found = schema.field(name) if name in schema.names else None
         if found is None or pt.is_nested(found.type) or names.count(name) > 1:
@@ -147,10 +147,10 @@ def _sort_ids(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
 def first_columns(
     record: object, options: Mapping[str, Any], limits: IngestLimits
 ) -> pa.Schema | None:
-    """Return the columns of a topic that is made for its first record; None is a message topic.
+    """Return the columns of a topic that is created for its first record; None is a message topic.
 
     Raises:
-        InvalidRequest: if neither a message nor a row can be made of the record.
+        InvalidRequest: if the record is neither a message nor a row.
     """
     fields = {key: value for key, value in options.items() if key not in PUBLISH_OPTIONS}
     if record is None and fields and "payload" not in fields:
@@ -170,7 +170,7 @@ def first_columns(
 def _check_first_message(
     payload: bytes | bytearray | memoryview, fields: Mapping[str, Any], limits: IngestLimits
 ) -> None:
-    """Refuse what its topic would refuse once it is there."""
+    """Refuse a first record that its new topic would refuse."""
     unknown = fields.keys() - {*Message.__struct_fields__}
     if unknown:
         allowed = ", ".join(Message.__struct_fields__)
@@ -185,7 +185,7 @@ def _ids_of(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _names(what: str, names: Any) -> tuple[str, ...]:
-    """Return the names in a list; one text alone is no list, though it can be iterated over."""
+    """Return the names in a list; a single text is refused, although it is iterable."""
     is_list = isinstance(names, Iterable) and not isinstance(names, (str, bytes, Mapping))
     found = tuple(names) if is_list else (names,)
     if not is_list or not all(isinstance(name, str) for name in found):
@@ -197,10 +197,10 @@ def _names(what: str, names: Any) -> tuple[str, ...]:
 def column_changes(
     *, add: object = None, drop: object = (), rename: object = None, widen: object = None
 ) -> list[Change]:
-    """Return the changes that `alter` asks for, in the order in which they are made.
+    """Return the changes that `alter` requests, in the order in which they are made.
 
     Raises:
-        InvalidRequest: if an argument has the wrong type; what it says is judged by `evolve`.
+        InvalidRequest: if an argument has the wrong type; `evolve` checks its contents.
     """
     changes: list[Change] = [AddColumn(name, kind) for name, kind in _pairs("add", add)]
     changes += [WidenColumn(name, kind) for name, kind in _pairs("widen", widen)]
@@ -242,12 +242,12 @@ def check_options(options: Mapping[str, object]) -> dict[str, Any]:
 
 
 def check_keyed_options(topic: str, clean: Mapping[str, Any]) -> None:
-    """Check options that are named for a keyed topic: its rows are its state and never expire.
+    """Check the options given for a keyed topic: its rows are its state and never expire.
 
-    The defaults of the settings are not asked: for a keyed topic they are read as none.
+    The retention defaults of the settings do not apply to keyed topics.
 
     Raises:
-        InvalidRequest: if an option would let rows go.
+        InvalidRequest: if an option would expire rows.
     """
     expires = clean.get("on_full") == "expire"
     if expires or "retention_us" in clean:
@@ -333,7 +333,7 @@ SHARED_OPTIONS: Final = (
     "objects_retention_us",
     "objects_retention_bytes",
 )
-"""What `alter` may change of a partitioned topic and all its parts."""
+"""The options that `alter` may change of a partitioned topic and all its parts."""
 
 
 def topic_control(spec: TopicSpec) -> Control:
@@ -342,7 +342,7 @@ def topic_control(spec: TopicSpec) -> Control:
 
 
 def schema_control(topic_id: int, version: int, data: bytes) -> Control:
-    """Return the frame that gives a topic one version of its columns."""
+    """Return the frame that defines one version of a topic's columns."""
     return Control(fmt.KIND_SCHEMA, topic_id, data, schema=version)
 
 
@@ -396,11 +396,11 @@ def _like_parent(part: TopicSpec, parent: TopicSpec) -> list[Control]:
 
 
 def shared_schemas(copies: Iterable[Mapping[int, bytes]]) -> dict[int, bytes]:
-    """Return the versions of the columns that several parts know as one history.
+    """Return the versions of the columns of several parts as one history.
 
     Raises:
-        CorruptionError: if one version is not the same everywhere; taking it for the same would
-            show the values of one column under the name of another.
+        CorruptionError: if a version differs between parts; using it for all parts would show the
+            values of one column under the name of another.
     """
     whole: dict[int, bytes] = {}
     for copy in copies:
@@ -416,9 +416,9 @@ def shared_schemas(copies: Iterable[Mapping[int, bytes]]) -> dict[int, bytes]:
 def missing_schemas(
     topic_id: int, have: Mapping[int, bytes], whole: Mapping[int, bytes]
 ) -> list[Control]:
-    """Return the versions that one part lacks: a crash cut an `alter` short before it.
+    """Return the versions that one part lacks because a crash interrupted an `alter`.
 
-    The last frame says which version is current, so that none older than it may follow.
+    The last frame defines the current version, so no older version may follow it.
     """
     current = max(have, default=0)
     return [

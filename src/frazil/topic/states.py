@@ -1,6 +1,7 @@
-"""Small values that must survive and are no records: namespaces, schemas, policies, roles, ids.
+"""Small durable values other than records: namespaces, schemas, policies, roles, ids.
 
-Each is a key with a tag, in `state` frames of the shared journal and in its checkpoints.
+Each value has a tag and a key. It is stored in `state` frames of the journal and in its
+checkpoints.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 1 << 20
 BYTES_MAX: Final = 64 << 20
-"""All keys and values together: they are part of every checkpoint, which is one frame."""
+"""The limit of all keys and values together: every checkpoint has them, and it is one frame."""
 TAG_MAX: Final = (1 << 31) - 1
 Key = tuple[int, str]
 
 
 class StateTag(IntEnum):
-    """What a value is about. A number is never used for something else."""
+    """The kind of a value. A number is never used for another kind."""
 
     NAMESPACE = STATE_FIRST_FREE
     SUBSCRIPTION = STATE_FIRST_FREE + 1
@@ -47,7 +48,7 @@ class States:
         self._engine = engine
         self._lock = threading.Lock()
         self._bytes = self._count()
-        """At least the size of all values; removed and replaced ones count until it is full."""
+        """An upper bound of all values' size; removed values count until the bound is reached."""
 
     def _count(self) -> int:
         values = self._engine.log.journal.state.values
@@ -69,7 +70,8 @@ class States:
     def submit(self, tag: int, key: str, value: bytes | None, waiter: Waiter | None = None) -> Any:
         """Set or remove (None) a value and return at once, with the waiter.
 
-        It is a `Pending`, or the asyncio future that was given, settled when the change is durable.
+        The waiter is a `Pending`, or the given asyncio future; it is settled when the change is
+        durable.
         Changes take effect in the order in which they were submitted.
         """
         _check(tag, key, value)
@@ -103,7 +105,7 @@ class States:
     def items(self, tag: int) -> dict[str, bytes]:
         """Return all durable values of a tag by key.
 
-        Waits for the group that is being written; every change answered before is in it.
+        Waits for the current group commit; the result has every change that was answered before.
         """
         values = self._engine.log.journal.state.values
 
@@ -135,7 +137,7 @@ def _check(tag: int, key: object, value: object) -> None:
 def has_namespace_for(engine: Instance, topic: str) -> bool:
     """Return whether the namespace of a topic's name exists. For any thread; it never waits.
 
-    A bare name is in the default namespace: policies were stored with such names once.
+    A bare name is in the default namespace: older versions stored policies with such names.
 
     Raises:
         InvalidRequest: if no topic can have this name.
