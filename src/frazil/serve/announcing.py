@@ -35,7 +35,7 @@ class Announced(msgspec.Struct):
 def announce(engine: Engine, *, http_url: str, certificate_file: str) -> None:
     """Replace `run/broker.json`. Nothing is synced: after a crash there is no broker.
 
-    That it cannot be written keeps no broker from serving.
+    A write error does not keep the broker from serving.
     """
     files, directory = engine.file_system, engine.paths.run
     where = os.path.abspath(certificate_file) if certificate_file else ""

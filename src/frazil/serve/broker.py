@@ -91,18 +91,18 @@ class Addresses:
 HANDSHAKE_S: Final = 5.0
 """The time limit for setting up a connection; with authentication, also for its first call."""
 KEEPALIVE_S: Final = 20.0
-"""A silent connection is asked for a sign of life so often."""
+"""The interval of pings to a silent connection."""
 
 
 def server_limits(settings: Settings) -> ServerLimits:
-    """Return what one port takes from its peers."""
+    """Return the limits of one port for its peers."""
     usual = ServerLimits()
     bytes_max = settings.topics.message_bytes_max + REQUEST_BYTES_BESIDE
     return attrs.evolve(
         usual,
         connections_max=settings.serve.connections_max,
         message_bytes_max=bytes_max,
-        # A request that is allowed must fit, whatever else a connection sends.
+        # An allowed request must fit, in addition to the connection's other data.
         unfinished_bytes_max=max(usual.unfinished_bytes_max, 2 * bytes_max),
         header_bytes_max=8 << 10,
         handshake_s=HANDSHAKE_S,
@@ -193,7 +193,7 @@ class Broker:
         return self.addresses
 
     async def stop(self) -> None:
-        """Tell clients to go, finish what they were promised, sync, and close everything.
+        """Disconnect clients, finish the accepted calls, sync, and close everything.
 
         Raises:
             Unavailable: if the last sync failed.
@@ -321,8 +321,8 @@ class Broker:
         return self._failure() if self.is_ready else self._state
 
     def _failure(self) -> str | None:
-        """Return what only another start can mend."""
-        # The whole of `stats` would hold up the loop where there are many topics.
+        """Return the failures that only a restart can repair."""
+        # The whole of `stats` would block the loop with many topics.
         failed = self.is_ready and self.engine.has_failed
         return "the log has failed, start the broker again" if failed else None
 
@@ -362,7 +362,7 @@ class Broker:
         }
 
     async def _counted(self) -> dict[str, Any]:
-        """Return what belongs to the loop's thread."""
+        """Return the facts that belong to the loop's thread."""
         return {
             "ports": {name: port_facts(each.counters) for name, each in self._servers.items()},
             "guard": self.guard.stats(),

@@ -1,8 +1,8 @@
 """The HTTP port: `/healthz`, `/readyz`, `/metrics`, and calls of administration as JSON.
 
-starlette and uvicorn do the protocol. This module bounds what a client may take (connections,
-bytes, time), answers only requests that name this machine while the port is on loopback, and takes
-JSON only where it is declared as such, which a page of another site in a browser cannot do.
+starlette and uvicorn implement the protocol. This module limits clients (connections, bytes, time).
+It answers only requests with this machine's host name while the port is on loopback. It accepts
+only declared JSON, which a page of another site in a browser cannot send.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class HttpLimits:
 
     connections_max: int = 64
     client_connections_max: int = 16
-    """Of one address; another one replaces its oldest idle connection."""
+    """Per address; a further one replaces its oldest idle connection."""
     head_bytes_max: int = 8 << 10
     request_s: float = 5.0
     """From the connection to the end of the request."""
@@ -87,7 +87,7 @@ class HttpServer:
 
     Args:
         routes: paths and their handlers; a handler raises `FrazilError`s and returns a response.
-        limits: what a client may take.
+        limits: the limits for clients.
     """
 
     def __init__(self, routes: list[Route], limits: HttpLimits | None = None) -> None:
@@ -102,7 +102,7 @@ class HttpServer:
             lifespan="off",
             interface="asgi3",
             log_config=None,
-            # Its texts may quote what a client sent.
+            # Its texts may quote a client's input.
             log_level="critical",
             access_log=False,
             h11_max_incomplete_event_size=self.limits.head_bytes_max,
@@ -285,7 +285,7 @@ def page_route(
 
 
 async def read_json(request: Request) -> bytes | Refusal:
-    """Return the body of a request, or why it is refused; it must say that it is JSON."""
+    """Return the body of a request, or the refusal; its content type must be JSON."""
     if (
         request.headers.get("content-type", "").partition(";")[0].strip().lower()
         != "application/json"

@@ -14,7 +14,7 @@ from frazil.errors import Unavailable
 __all__ = ["BACKLOG", "Address", "address_of", "bind", "listen"]
 
 BACKLOG: Final = 512
-"""So many connections wait in the system until they are accepted."""
+"""The number of connections that the system queues before they are accepted."""
 
 
 class Address(NamedTuple):
@@ -28,7 +28,7 @@ class Address(NamedTuple):
         return f"{host}:{self.port}"
 
     def url(self, *, tls: bool) -> str:
-        """Return the address with the scheme that clients ask for."""
+        """Return the address as a URL with the clients' scheme."""
         return f"{'https' if tls else 'http'}://{self}"
 
 

@@ -50,7 +50,7 @@ Facts = Mapping[str, Any]
 
 Labels = tuple[tuple[str, str], ...]
 Reader = Callable[[Facts], Iterable[tuple[Labels, Any]]]
-"""Returns values with their labels; what is no finite number is left out of the page."""
+"""Returns values with their labels; the page omits values that are not finite."""
 
 
 class Metric(NamedTuple):
@@ -64,7 +64,7 @@ class Metric(NamedTuple):
 
 
 def _found(facts: Facts, path: str) -> Any:
-    """Return what is at a dotted path, None where the tree does not go so far."""
+    """Return the value at a dotted path, None if the tree does not have it."""
     value: Any = facts
     for step in path.split("."):
         if not isinstance(value, Mapping):
@@ -100,7 +100,7 @@ def by_key(label: str, path: str) -> Reader:
 
 
 def total(path: str, inner: str) -> Reader:
-    """Read a list or mapping of trees, and add up what each has at `inner`."""
+    """Read a list or mapping of trees; return the sum of their values at `inner`."""
 
     def read(facts: Facts) -> Iterator[tuple[Labels, Any]]:
         trees = _entries(facts, path)
@@ -133,7 +133,7 @@ def share(part: str, whole: str) -> Reader:
 
 
 def one_of(label: str, path: str, *values: str) -> Reader:
-    """Read a text as one line for each text it may be: 1 for what it is, 0 for the others."""
+    """Read a text as one line per possible text: 1 for the current one, 0 for the others."""
     return lambda facts: [
         (((label, value),), value == found)
         for found in [_found(facts, path)]

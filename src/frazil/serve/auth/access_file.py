@@ -68,7 +68,7 @@ _Pattern = Annotated[
     BeforeValidator(lambda text: normalize("NFC", text) if isinstance(text, str) else text),
     StringConstraints(pattern=r"^[\w*?-]+$", max_length=255),
 ]
-# As it is written: the names of subjects are not brought into another form, either.
+# Unchanged: the names of subjects are not normalised either.
 _SubjectPattern = Annotated[str, StringConstraints(pattern=r"^[\w./:+@*?-]+$", max_length=255)]
 _Principal = Annotated[Principal, PlainValidator(_principal)]
 _KeyId = Annotated[str, StringConstraints(pattern=f"^{KEY_ID_PATTERN}$")]

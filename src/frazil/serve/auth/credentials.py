@@ -112,7 +112,7 @@ def _claims(text: str, rules: TokenRules) -> dict[str, Any]:
         except jwt.InvalidSignatureError:
             continue
         except jwt.PyJWTError as error:
-            # The reason is a word of ours: the library's may quote what the token holds.
+            # A fixed text: the library's message may quote the token's contents.
             raise BadCredential(f"token is refused: {type(error).__name__}") from None
         except (ValueError, TypeError, RecursionError):
             raise BadCredential("token is malformed") from None
@@ -124,7 +124,7 @@ def _time(claims: dict[str, Any], name: str) -> float:
     value = claims[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadCredential("token has a time that is no number")
-    # Compared as it is: neither what is no number nor one that no float can hold passes this.
+    # Compared without conversion: values that are not finite numbers do not pass.
     if not 0 <= value <= TIME_MAX_S:
         raise BadCredential("token has a time out of range")
     return float(value)
@@ -150,7 +150,7 @@ _KEY: Final = re.compile(rf"{KEY_PREFIX}({KEY_ID_PATTERN})_([0-9a-f]{{64}})")
 
 
 class NewKey(NamedTuple):
-    """A key for its holder, and what is kept of it."""
+    """A new key: its text for the holder, and its stored form."""
 
     text: str
     digest: str

@@ -61,7 +61,7 @@ def read_private(path: str, *, what: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The error would hold the file's bytes.
+        # The error would have the file's bytes.
         raise InvalidRequest(f"{what} is not UTF-8", path=path, byte=error.start) from None
 
 
@@ -76,7 +76,7 @@ def server_context(settings: ServeSettings, *, protocols: Sequence[str]) -> ssl.
 
     Args:
         settings: `serve.tls_*`.
-        protocols: what the listener speaks, for ALPN: `h2` or `http/1.1`.
+        protocols: the listener's protocols for ALPN: `h2` or `http/1.1`.
 
     Raises:
         InvalidRequest: if a file cannot be used, or others can read the key.
@@ -85,7 +85,7 @@ def server_context(settings: ServeSettings, *, protocols: Sequence[str]) -> ssl.
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Compression leaks what it compresses; renegotiation is work that a client orders.
+    # Compression leaks its input; renegotiation lets a client cause work.
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(list(protocols))
     load_certificate(context, settings)
@@ -95,17 +95,18 @@ def server_context(settings: ServeSettings, *, protocols: Sequence[str]) -> ssl.
 
 
 def load_certificate(context: ssl.SSLContext, settings: ServeSettings) -> None:
-    """Load certificate and key; again, to renew them: connections made afterwards use the new ones.
+    """Load or reload certificate and key; later connections use the new ones.
 
     Raises:
-        InvalidRequest: if they cannot be used. The context keeps what it had.
+        InvalidRequest: if they cannot be used. The context then keeps the old ones.
     """
     certificate, key = settings.tls_certificate_file, settings.tls_key_file
     check_private(key, what="key of the certificate")
-    # A pair that does not fit must not replace one that does: it is tried on its own first.
+    # A mismatched pair must not replace a good one: a separate context tries it first.
     for target in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
         try:
-            # An empty password refuses an encrypted key; without one OpenSSL asks the terminal.
+            # An empty password refuses an encrypted key; without one OpenSSL prompts on the
+            # terminal.
             target.load_cert_chain(certificate, key, password="")
         except (OSError, ValueError) as error:
             raise InvalidRequest(

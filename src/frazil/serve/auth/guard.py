@@ -116,7 +116,8 @@ class Guard:
 
         Args:
             credentials: the accepted credentials and the roles, None without authentication.
-            needs: returns what a call of a path needs, None for an unknown path; raises `Refused`.
+            needs: returns the permissions that a call of a path needs, None for an unknown path;
+                raises `Refused`.
             limiter: the rate limit of each client.
             clock: the time.
         """
@@ -162,7 +163,7 @@ class Guard:
     def admit(self, call: Caller) -> Refusal | None:
         """Count a call from its headers alone; return the refusal, None if there is none.
 
-        A caller that is not known to be good counts for the address it comes from.
+        A caller without a verified credential counts for its address.
         """
         client: Hashable = client_of(call.peer)
         known = self._known(call)
@@ -179,7 +180,8 @@ class Guard:
     def foresee(self, call: Caller) -> Refusal | None:
         """Return why a request that still arrives is refused before its last byte.
 
-        A known caller is counted when all of it has arrived, others now: they may be guessing.
+        A verified caller is counted when the whole request has arrived, others now: they may be
+        guessing.
         """
         if self._credentials is None or self._known(call) is not None:
             return None
@@ -188,8 +190,8 @@ class Guard:
     def check(self, call: Caller, wanted: list[Need] | None = None) -> Refusal | None:
         """Return why this call may not be served (any longer), None if it may; nothing is counted.
 
-        A long stream is checked from time to time: its token may have ended, the roles changed.
-        `wanted` is what the call needs, where the message does not tell.
+        A long stream is checked periodically: its token may have expired, or the roles changed.
+        `wanted` are the needs of the call if the caller knows them; else the message has them.
         """
         if self._credentials is None:
             return None
@@ -345,7 +347,7 @@ def _token_rules(auth: AuthSettings) -> TokenRules | None:
 
 
 def announce_exposure(settings: Settings) -> list[str]:
-    """Log, and return as texts, what other machines can reach without protection."""
+    """Log and return, as texts, the services that other machines can reach unprotected."""
     serve = settings.serve
     found = []
     for host in serve.exposed:

@@ -129,9 +129,9 @@ class Grant:
 
 
 class Roles:
-    """The grants of every principal that has any. What was decided is remembered, up to a bound.
+    """The grants of every principal that has any. Decisions are cached, up to a bound.
 
-    Nothing is remembered of principals without a grant: any token could fill the memory.
+    Principals without a grant are not cached: any token could fill the cache.
     """
 
     def __init__(self, grants: Mapping[Principal, tuple[Grant, ...]] | None = None) -> None:

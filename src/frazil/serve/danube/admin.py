@@ -1,13 +1,12 @@
-"""Administration: topics, subscriptions, namespaces and the broker, as the admin port has them.
+"""The calls of the admin port: topics, subscriptions, namespaces and the broker.
 
-`CreatePartitionedTopic` makes one partitioned topic of the engine. Its parts have the names that
-clients expect, `<topic>-part-<i>`, and to producers, consumers and `TopicPartitions` each is a
-topic like any other. But all of them are made, and deleted, by one decision that no crash can cut
-in half, and in the lake the whole is one table, where as many topics as parts would be as many
-tables. What parts share is their identity, so that one setting of a subscription counts for all of
-them.
+`CreatePartitionedTopic` creates one partitioned topic of the engine. Its parts have the names that
+clients expect, `<topic>-part-<i>`. To producers, consumers and `TopicPartitions` each part is a
+topic. But all parts are created and deleted by one atomic change, and the lake has one table for
+all of them, where separate topics would have one each. The parts share an identity, so a setting of
+a subscription applies to all parts.
 
-No call holds up the loop: what waits for the journal waits in a thread.
+No call blocks the loop: waits for the journal happen in a thread.
 """
 
 from __future__ import annotations
@@ -55,16 +54,16 @@ _Result = TypeVar("_Result")
 
 
 class Acts:
-    """Does and logs what changes something. All methods belong to the event loop's thread."""
+    """Executes and logs changes. All methods belong to the event loop's thread."""
 
     def __init__(self) -> None:
         self.principal_of: Callable[[Caller], object] = lambda _caller: "anonymous"
-        """Names the caller, None if that is no longer known; set where callers are known."""
+        """Returns the caller's name, None if it is no longer known; set with authentication."""
 
     async def do(
         self, caller: Caller, work: Coroutine[Any, Any, _Result], **names: object
     ) -> _Result:
-        """Do work to its end, even if the caller goes; `names` are of what it changes."""
+        """Finish work even if the caller disconnects; `names` are the changed resources."""
         who = {"path": caller.path, "principal": self.principal_of(caller), "peer": caller.peer}
         return await to_its_end(_logged(work, {**who, **names}))
 
@@ -186,7 +185,7 @@ class Admin:
             try:
                 await schemas.configure(name, subject, "", check_payload=False)
             except (FrazilError, Refused):
-                # A topic that takes everything is not the one that was asked for.
+                # A topic without a schema is not the requested one.
                 await self._remove(name)
                 raise
         return wire.TopicResponse(success=True)
@@ -202,7 +201,7 @@ class Admin:
         return wire.TopicResponse(success=True)
 
     async def _remove(self, name: str) -> None:
-        """Delete a topic, or all parts of one, and forget whatever was known of it."""
+        """Delete a topic, or all its parts, and all state about it."""
         gone = self._named(name)
         parts = [topic.name for topic in gone]
         is_one = gone[0].runtime.state.spec.part_of or parts == [name]
@@ -222,7 +221,7 @@ class Admin:
                 await asyncio.to_thread(self._settings.forget_topic, uid)
                 await self._topics.forget(uid)
         except FrazilError as error:
-            # The topic is gone all the same. The next start finds what is left, and removes it.
+            # The topic is deleted all the same. The next start removes the remaining state.
             warn("topic_leftovers", topic=name, error=error)
 
     async def _unload(self, request: wire.TopicRequest) -> wire.TopicResponse:
@@ -358,7 +357,7 @@ class Admin:
             raise InvalidRequest(
                 "a subscription's name must be text of 1 to 512 bytes", bytes_max=NAME_BYTES_MAX
             )
-        # Settings may come before their subscription, but only a bounded number of them.
+        # Settings may precede their subscription, but only a bounded number of them.
         most = SUBSCRIPTIONS_MAX
         for uid in {_uid_of(topic) for topic in topics}:
             await asyncio.to_thread(self._settings.change, uid, name, names_max=most, **changes)

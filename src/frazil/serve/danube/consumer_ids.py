@@ -46,7 +46,7 @@ class ConsumerFacts(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """Return what the id is made of."""
+        """Return the input of the id's hash."""
         return (self.uid, self.topic, self.subscription, self.name)
 
     @property
@@ -64,9 +64,9 @@ def consumer_id(facts: ConsumerFacts) -> int:
 
 
 class ConsumerIds:
-    """The ids that were given out. All methods belong to the event loop's thread.
+    """The assigned ids. All methods belong to the event loop's thread.
 
-    The constructor reads what is stored, and waits for it: make it before anything is served.
+    The constructor reads the stored ids and blocks: call it before the broker serves.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -115,16 +115,16 @@ class ConsumerIds:
         return identity
 
     async def put(self, facts: ConsumerFacts) -> int:
-        """Give a consumer its id; durable on return. What it is known by is replaced.
+        """Assign a consumer its id; durable on return. An earlier identity of the id is replaced.
 
         Raises:
-            FrazilError: if it cannot be stored; then it is as it was.
+            FrazilError: if it cannot be stored; then nothing has changed.
         """
         identity = self.find(facts)
         before = self._facts.get(identity)
         if before == facts:
             return identity
-        # Known at once: another call that counts, or looks for a free id, must see it.
+        # Added before the write: other calls that count, or look for a free id, must see it.
         self._remember(identity, facts)
         stored = asyncio.get_running_loop().create_future()
         try:
@@ -149,7 +149,7 @@ class ConsumerIds:
             self._engine.states.submit(StateTag.CLIENT, _key(identity), None)
 
     def _is_stale(self, facts: ConsumerFacts) -> bool:
-        """Tell whether a consumer's topic is gone, or another one has its name."""
+        """Return whether a consumer's topic was deleted, or another topic has its name."""
         try:
             spec = self._engine.topic_runtime(facts.topic).state.spec
         except NotFound:

@@ -64,11 +64,11 @@ class ConsumerStream:
         self._grant_bytes = GRANT_BYTES
 
     def start(self, filters: Sequence[str]) -> None:
-        """Take part in the subscription; another stream of this consumer is displaced.
+        """Attach to the subscription; another stream of this consumer is displaced.
 
         Raises:
             Conflict: the subscription is Exclusive and has another consumer.
-            FrazilError: what ended the subscription.
+            FrazilError: the error that ended the subscription.
         """
         self.subscription.attach(self, filters)
         self.call.on_ready = self._read_on
@@ -88,28 +88,29 @@ class ConsumerStream:
         self.call.finish(Code.OK)
 
     def ended(self, error: FrazilError) -> None:
-        """End: the subscription or its topic is gone, or the broker stops."""
+        """End: the subscription or its topic was removed, or the broker stops."""
         is_gone = isinstance(error, NotFound)
         self._over(is_gone=is_gone)
         if is_gone:
-            # A clean end: the client opens the stream again and learns that the consumer is gone.
+            # A clean end: the client reopens the stream and gets the error that the consumer is
+            # unknown.
             self.call.finish(Code.OK)
         else:
             self.call.fail(*status_of(error))
 
     def stop(self, code: Code, text: str = "") -> None:
-        """End the stream with a status; what was not acked goes to others or comes again."""
+        """End the stream with a status; unacked records are delivered again."""
         self.subscription.detach(self)
         self._over(is_gone=False)
         self.call.finish(code, text)
 
     def _lost(self) -> None:
-        """Note that the client is gone, or that its call was ended here."""
+        """Handle the end of the call, by the client or by the broker."""
         self.subscription.detach(self)
         self._over(is_gone=False)
 
     def _read_on(self) -> None:
-        """Take note that the client has taken most of what was queued."""
+        """Continue after the client has read most of the queue."""
         self._grant_bytes = GRANT_BYTES_LARGE
         self._grant()
 

@@ -158,7 +158,7 @@ class Consumers:
         self._settle_later(call, topic, name, lambda found: found.ack(offset, done), done)
 
     def ack_all(self, run: CallRun) -> None:
-        """Answer Acks that came together, as `ack` does each."""
+        """Answer the Acks of one run, as `ack` does each."""
         find, places = self._deliveries.find, run.streams
         subscription, topic_before, name_before = None, None, None
         part: AckedPart = (run, [], [], [])
@@ -212,7 +212,7 @@ class Consumers:
         return True
 
     def facts(self) -> dict[str, int]:
-        """Return what is counted."""
+        """Return the counters."""
         unreliable = self._unreliable
         return {
             "consumers": len(self._ids),
@@ -236,7 +236,7 @@ class Consumers:
             self.forget_subscription(topic, name)
 
     def unload(self, topic: str) -> None:
-        """End a topic's streams so that their clients come again; nothing is forgotten."""
+        """End a topic's streams so that their clients reconnect; all state stays."""
         for stream in list(self._streams.values()):
             facts = self._ids.get(stream.consumer_id)
             if facts is not None and facts.topic == topic:
@@ -336,7 +336,7 @@ class Consumers:
         return sign_s is not None and self._loop.time() - sign_s < RESERVED_S
 
     def _expect(self, identity: int, facts: ConsumerFacts, kind: SubscriptionType) -> None:
-        """Let a topic without storage keep records until the stream is there."""
+        """Let a topic without storage queue records until the stream opens."""
         topic = self._topic_of(facts)
         if topic is not None and not self._topics.is_reliable(topic):
             subscription = self._unreliable.open(facts.topic, facts.subscription, kind=kind)
@@ -440,7 +440,7 @@ class Consumers:
     # -- inside ----------------------------------------------------------------------------------
 
     def _topic_of(self, facts: ConsumerFacts) -> Topic | None:
-        """Return a consumer's topic, None if that is gone, or another one has its name."""
+        """Return a consumer's topic, None if it was deleted or another topic has its name."""
         topic = self._topics.find(facts.topic)
         if topic is None or topic_uid(topic.runtime.state.spec) != facts.uid:
             return None
@@ -467,7 +467,7 @@ def _end_acks(subscription: Subscription | None, part: AckedPart) -> None:
 
 
 def _answer_parts(parts: list[AckedPart], error: FrazilError | None) -> None:
-    """Answer the acks of one turn that came in runs."""
+    """Answer the runs of acks of one turn."""
     for run, places, replies, _offsets in parts:
         if error is None:
             run.ok_all(places, replies)

@@ -35,7 +35,7 @@ SEGMENTS_MAX: Final = 10_000
 
 
 class Discovery:
-    """Answers that need nothing but what the broker knows by heart."""
+    """The calls that the broker answers from memory."""
 
     def __init__(
         self,

@@ -1,11 +1,9 @@
-"""The messages of the hot paths: what producers send, what consumers receive and answer.
+"""The messages of the hot paths: SendMessage, delivered messages, acks and nacks.
 
-Requests are parsed by protobuf's C core: with the fields of one record read from it, that is as
-fast as anything written in Python that reads all of them. What consumers
-receive is put together by hand, in half the time that the C core needs, because nearly all of it is
-known before: `DeliveryEncoder` keeps the bytes of the topic, of the address and of each producer.
-The part without the subscription is built once a record, however many subscriptions it goes to;
-`DeliveryEncoder.run` adds what differs.
+Protobuf's C core parses requests; no parser in Python is faster. Deliveries are encoded by hand, in
+half the time of the C core, because most of a message is constant: `DeliveryEncoder` caches the
+bytes of the topic, of the address and of each producer. The part without the subscription is built
+once per record for all subscriptions; `DeliveryEncoder.run` adds the subscription.
 """
 
 from __future__ import annotations
@@ -82,11 +80,11 @@ def parse_request(kind: type[_Request], data: bytes) -> _Request:
 def parse_send(data: bytes) -> tuple[int, int, Message]:
     """Return a SendMessage request as request id, producer id and the message to publish.
 
-    A publish time of zero, which is how the wire has none, means "when it arrives". The limits of a
-    message are its topic's and are not checked here.
+    A publish time of zero means that the wire has none: the time of arrival counts. The topic's
+    limits of a message are not checked here.
 
     Raises:
-        Refused: if the bytes are no such message, or it has no `msg_id`.
+        Refused: if the bytes are not such a message, or it has no `msg_id`.
     """
     try:
         sent = StreamMessage.FromString(data)
@@ -114,7 +112,7 @@ def parse_ack(data: bytes) -> tuple[int, str, str, int]:
     """Return an Ack request as request id, topic, subscription and offset.
 
     Raises:
-        Refused: if the bytes are no such message, or it has no `msg_id`.
+        Refused: if the bytes are not such a message, or it has no `msg_id`.
     """
     request = parse_request(AckRequest, data)
     if not request.HasField("msg_id"):
@@ -127,7 +125,7 @@ def parse_nack(data: bytes) -> tuple[int, str, str, int, int, str]:
     """Return a Nack request as an Ack's four parts, then the delay in milliseconds and the reason.
 
     Raises:
-        Refused: if the bytes are no such message, or it has no `msg_id`.
+        Refused: if the bytes are not such a message, or it has no `msg_id`.
     """
     request = parse_request(NackRequest, data)
     if not request.HasField("msg_id"):
@@ -144,7 +142,7 @@ def parse_nack(data: bytes) -> tuple[int, str, str, int, int, str]:
 
 
 def request_id_reply(request_id: int) -> bytes:
-    """Return the reply that carries a request id only: to SendMessage, Ack and Nack."""
+    """Return the reply to SendMessage, Ack and Nack, which has only a request id."""
     if request_id < _LOW_COUNT:
         return _REQUEST_ID + _SHORT[request_id] if request_id else b""
     return _REQUEST_ID + _LOW[request_id & _LOW_MASK] + _number(request_id >> _LOW_BITS)
@@ -202,8 +200,8 @@ class DeliveryEncoder:
     def run(self, records: Sequence[Record], subscription: bytes) -> bytes:
         """Return records as messages of a stream, each ending with the subscription's field.
 
-        Of a record all but that field is kept with it, for the next subscription. The length in
-        front counts the field: one of another size is why it is made anew.
+        The bytes before that field are cached in the record for the next subscription. The length
+        prefix counts the field: a field of another size needs a new encoding.
         """
         size = len(subscription)
         pieces = [record.body for record in records if record.body_kind == size]
@@ -215,12 +213,12 @@ class DeliveryEncoder:
                     record.body = _frame_head(0, size + len(body)) + body
                     record.body_kind = size
                 pieces.append(record.body)
-        # The field goes between all of them, and after the last.
+        # The field follows each of them.
         pieces.append(b"")
         return subscription.join(pieces)
 
     def _learn(self, producer: tuple[int | None, str | None, int]) -> tuple[bytes, bytes]:
-        """Return all before the bytes of an offset, which are so many, and the producer's name."""
+        """Return the bytes before an offset of the given size, and the producer's name."""
         if len(self._producers) >= KNOWN_MAX:
             self._producers.clear()
         producer_id, producer_name, number_bytes = producer

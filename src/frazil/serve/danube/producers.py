@@ -42,9 +42,9 @@ __all__ = ["PRODUCERS_MAX", "Producers", "producer_id"]
 PRODUCERS_MAX: Final = 1_000
 """Of one topic."""
 IDLE_S: Final = 60.0
-"""A producer that sent nothing and did not ask for its health for so long makes room for others."""
+"""A producer without a message or health check for so long may be removed."""
 TARGETS_SWEPT_MIN: Final = 1_000
-"""From so many topics on, those that are gone are looked for when their number has doubled."""
+"""From so many topics on, deleted ones are searched when the number has doubled."""
 _ID_BITS: Final = 53
 """Ids are positive in every client's language, and exact in those that have only doubles."""
 
@@ -90,7 +90,7 @@ class Producers:
     # -- calls -----------------------------------------------------------------------------------
 
     async def create(self, _call: Call, message: bytes) -> bytes:
-        """Answer CreateProducer: the topic is made if need be, the id is the name's own."""
+        """Answer CreateProducer: create the topic if needed; the id is derived from the name."""
         request = parse_request(ProducerRequest, message)
         name = checked_topic(request.topic_name)
         if request.dispatch_strategy not in DispatchStrategy.values():
@@ -136,7 +136,7 @@ class Producers:
             self._publish(target, record, publishing)
 
     def send_all(self, run: CallRun) -> None:
-        """Answer SendMessages that came together, as `send` does each."""
+        """Answer the SendMessages of one run, as `send` does each."""
         streams, part, identity_before = run.streams, None, None
         for at, message in enumerate(run.messages):
             try:
@@ -184,7 +184,7 @@ class Producers:
     def _end_part(
         self, part: RunPart | None, run: CallRun, target: _Target | None
     ) -> RunPart | None:
-        """Have the records of a run so far written; return what takes those that follow."""
+        """Write the records of a run so far; return the part for those that follow."""
         if part is not None and part.records:
             self._publisher.submit_run(part)
         return None if target is None else RunPart(run, target.runtime)
@@ -192,7 +192,7 @@ class Producers:
     # -- what others ask -------------------------------------------------------------------------
 
     def is_known(self, identity: int) -> bool:
-        """Tell whether a producer has this id, and its topic is there; it is heard of by that."""
+        """Return whether the id is known and its topic exists; this keeps the producer alive."""
         target = self._known.get(identity)
         if target is None:
             return False
@@ -208,9 +208,9 @@ class Producers:
         return None if target is None else target.name
 
     def recognise(self, identity: int, *, topic: str, producer: str) -> str | None:
-        """Return the full name of the topic if a producer of it has this id, known yet or not.
+        """Return the full name of the topic if the id is that of a producer of it, known or not.
 
-        The id itself is the proof: it is made of the topic's and the producer's name.
+        The id is the proof: it is derived from the topic's and the producer's name.
         """
         found = self._find(topic)
         if found is None or _identity(found, producer) != identity:
@@ -256,7 +256,7 @@ class Producers:
         return identity
 
     def _make_room(self, target: _Target) -> None:
-        """Forget the producers of a topic that have gone; their clients say no good-bye."""
+        """Forget the inactive producers of a topic; clients do not announce that they leave."""
         last_s = self._loop.time() - IDLE_S
         for identity in [one for one, seen_s in target.seen.items() if seen_s < last_s]:
             del target.seen[identity], self._known[identity]
@@ -264,7 +264,7 @@ class Producers:
             raise Refused(status("producers_full", topic=target.name, producers_max=PRODUCERS_MAX))
 
     def _sweep(self) -> None:
-        """Forget topics that are gone, with producers that never sent again."""
+        """Forget deleted topics whose producers never sent again."""
         if len(self._targets) >= max(TARGETS_SWEPT_MIN, 2 * self._targets_swept):
             for target in list(self._targets.values()):
                 if target.runtime.refusal is not None and not self._topics.is_current(target.topic):
@@ -287,7 +287,7 @@ class Producers:
         return self._known[self._admit(topic, sent.producer_name)]
 
     def _find(self, name: str) -> Topic | None:
-        """Return the topic of a name that came with an id, None if the name is wrong."""
+        """Return the topic of a name sent with an id, None if the name is invalid."""
         try:
             checked = checked_topic(name)
         except Refused:
@@ -329,7 +329,7 @@ class Producers:
         self._schemas.checks.check(target.name, record, go_on)
 
     def _check_current(self, target: _Target, record: Message) -> None:
-        """Refuse a record of a topic that is gone as one of an unknown producer."""
+        """Refuse a record of a deleted topic as one of an unknown producer."""
         if not self._topics.is_current(target.topic):
             self._drop(target)
             raise Refused(status("producer_unknown", producer_id=record.producer_id or 0))

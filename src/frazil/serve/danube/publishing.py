@@ -1,8 +1,8 @@
-"""Records on their way into the log, and the calls that wait for them.
+"""Publish records and answer their calls.
 
-What one turn of the loop brings for a topic is one entry of the journal's queue with one waiter,
-and the entries of a turn are one group with one sync. The loop's own thread writes it if syncs are
-fast and the journal's thread sleeps; else that thread does.
+The records of a topic in one turn of the loop are one entry of the journal's queue with one waiter,
+and the entries of a turn are one group with one sync. The loop's thread writes the group if syncs
+are fast and the journal's thread sleeps; otherwise the journal's thread does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Publisher", "Publishing", "RunPart", "check_record"]
 
 PART_BYTES_MAX: Final = 1 << 20
-"""So much of a run of calls is handed on together, and never more than one write takes."""
+"""The largest part of a run that is submitted at once; it fits into one write."""
 
 
 class Publishing:
@@ -57,7 +57,7 @@ class Publishing:
 
 
 class RunPart:
-    """Records of one topic that came in a run of calls, checked, with their calls' answers."""
+    """The checked records of one topic in a run of calls, with the answers to the calls."""
 
     __slots__ = (
         *("bytes_max", "codec", "limits", "now_us", "streams"),
@@ -96,7 +96,7 @@ class _Batch:
         """The calls that wait, in the order of the records."""
 
     def entry(self) -> Entry:
-        """Return what the journal's queue takes."""
+        """Return the entry for the journal's queue."""
         records, state = self.records, self.runtime.state
         if len(records) == 1:
             return (state, self.codec, records[0], 0, self.size, self, None)
@@ -131,7 +131,7 @@ class _Batch:
                 answer[0].fail(*status)
 
     def calls(self) -> Iterator[tuple[Call, bytes]]:
-        """Give the call of each record, and the answer to it."""
+        """Yield the call of each record and its answer."""
         for answer in self.answers:
             if isinstance(answer, RunPart):
                 for stream, reply in zip(answer.streams, answer.replies, strict=True):
@@ -184,7 +184,7 @@ class Publisher:
     def _batch_for(
         self, runtime: TopicRuntime, codec: Codec | None, *, size: int, count: int
     ) -> _Batch:
-        """Return what records of this turn go to: one that they fit into, or another."""
+        """Return the batch for records of this turn: the open one if they fit, else a new one."""
         batch = self._open.get(runtime)
         if (
             batch is not None

@@ -59,15 +59,17 @@ class Schemas:
     # -- producers -------------------------------------------------------------------------------
 
     def check_reference(self, topic: str, reference: SchemaReference) -> None:
-        """Refuse a reference that a producer of a topic, there or not, may not have.
+        """Refuse a schema reference that a producer of the topic may not have.
+
+        The topic need not exist.
 
         Raises:
-            FrazilError: if the topic has another subject, or the reference means no schema.
+            FrazilError: if the topic has another subject, or the schema does not exist.
         """
         _plan_reference(self.store.registry, topic=topic, reference=reference)
 
     async def take_reference(self, topic: str, reference: SchemaReference) -> None:
-        """Give a topic the subject that a producer names, unless it has it already.
+        """Assign a topic the subject that a producer names, unless it has it already.
 
         Raises:
             FrazilError: as `check_reference` does, or if it could not be written.

@@ -75,7 +75,7 @@ class Services:
         )
 
     def data_routes(self) -> dict[str, Route]:
-        """Return the routes of the data port; what is not among them is not served."""
+        """Return the routes of the data port; no other call is served."""
         producers, consumers, discovery = self.producers, self.consumers, self.discovery
         return {
             "/danube.ProducerService/CreateProducer": Unary(
@@ -102,18 +102,18 @@ class Services:
     # -- the end ---------------------------------------------------------------------------------
 
     def begin_close(self) -> None:
-        """Tell clients that ask from now on to go, and end the streams; acks are still taken."""
+        """Answer health checks with CLOSE and end the streams; acks are still accepted."""
         self.discovery.is_closing = True
         self.consumers.close()
 
     async def close(self) -> None:
-        """Finish what is under way; call it when no call is open any more."""
+        """Finish the running work; call it when no call is open any more."""
         await self.deliveries.close()
         self.unreliable.close()
         await self.schemas.close()
 
     def facts(self) -> dict[str, Any]:
-        """Return what is counted of producers and subscriptions."""
+        """Return the counters of producers and subscriptions."""
         clients = self.consumers.facts()
         return {
             **self.deliveries.facts(),

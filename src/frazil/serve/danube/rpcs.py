@@ -1,7 +1,7 @@
-"""The table of calls: what each takes, which permission it needs, and whether it changes something.
+"""The table of calls: the request type, the permission, and whether the call changes something.
 
-A call that is not in the table is not served. Where a request names a producer or consumer by its
-id, the topic is that of the id, never a name that the caller sent with it.
+A call that is not in the table is not served. If a request names a producer or consumer by its id,
+the topic is that of the id, never a name in the request.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Scope = Literal[
 
 
 class Target(NamedTuple):
-    """An action on what a field names; no action is any of the three."""
+    """An action on the resource that a field names; None is any of the three actions."""
 
     action: Action | None
     scope: Scope
@@ -220,8 +220,8 @@ def _of_producer(services: Services, identity: int, request: Any) -> Resource:
 
 def _of_consumer(services: Services, identity: int, _request: Any) -> Resource:
     topic = services.consumers.consumer_topic(identity)
-    # The handler answers that there is no such consumer. It takes its time, because some clients
-    # ask again at once.
+    # The handler answers that there is no such consumer, after a pause, because some clients retry
+    # at once.
     return ANYTHING if topic is None else _topic(topic)
 
 
@@ -247,7 +247,7 @@ def _of_subject(_services: Services, name: str, _request: Any) -> Resource:
 
 
 def _check(check: Callable[[str], None], name: str) -> None:
-    """Refuse what is no name before it is compared with patterns: it may be as long as a request."""
+    """Refuse an invalid name before the pattern match: it may be as long as a request."""
     try:
         check(name)
     except InvalidRequest as error:
@@ -293,7 +293,7 @@ _RESOURCES: Final[Mapping[Scope, Callable[[Services, Any, Any], Resource | None]
 def routes_of(service: str, answers: Mapping[str, Answer], acts: Acts) -> dict[str, Route]:
     """Return the routes of a service, from the answers by the names of their calls.
 
-    An act is done to its end, even if its caller goes, and logged.
+    A change is finished even if its caller disconnects, and logged.
     """
     return {
         path: Unary(awaited(_handler(RPCS[path], answer, acts)))

@@ -180,7 +180,7 @@ TEXTS: Final[Mapping[str, Status]] = MappingProxyType(
 """The statuses that the protocol fixes: code, and the text with its facts in braces."""
 
 _CALLERS_FACTS: Final = (InvalidRequest, NotFound, Conflict)
-"""Errors whose facts are the caller's own. Those of the others are the server's: files, causes."""
+"""Errors with facts from the caller. Other errors have the server's: files, causes."""
 _FACTS_FOR_ALL: Final = frozenset({"outcome", "retry_after_ms"})
 _FACTS_OF_A_LIMIT: Final = _FACTS_FOR_ALL | {"topic", "subscription"}
 _LIMIT: Final = "_max"
@@ -240,5 +240,5 @@ def _shown(name: str) -> str:
 
 
 def record_refused(reason: str) -> Status:
-    """Say that the record itself cannot be published, and why."""
+    """Return the status of a record that cannot be published, with the reason."""
     return Status(Code.PERMISSION_DENIED, _cut(f"Unable to publish the message: {reason}"))

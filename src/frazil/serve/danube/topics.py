@@ -37,7 +37,7 @@ class Topics:
         self._making = asyncio.Lock()
         self._complete()
         self.on_released: Callable[[str], None] | None = None
-        """Called with the name of a topic whose producers have to come again."""
+        """Called with the name of a topic whose producers have to reconnect."""
 
     def _complete(self) -> None:
         states = self._engine.states
@@ -104,10 +104,10 @@ class Topics:
         return is_stored(self._engine, topic.runtime)
 
     async def for_producer(self, name: str, *, is_reliable: bool) -> Topic:
-        """Return the topic of a new producer; it is made if it is not there and may be made so.
+        """Return the topic of a new producer; create it if it is missing and may be created.
 
         Raises:
-            Refused: if topic or namespace are missing, or what is there is of another kind.
+            Refused: if topic or namespace are missing, or the topic is of another kind.
         """
         topic = self.find(name)
         if topic is None:
@@ -131,14 +131,14 @@ class Topics:
         return topic
 
     async def make(self, name: str, *, is_reliable: bool, partitions: int = 0) -> None:
-        """Make a topic of messages, whole or of so many parts; durable on return.
+        """Create a topic of messages, with or without parts; durable on return.
 
         Raises:
             Refused: if the namespace is missing, or a topic excludes one of this name.
-            Conflict: if there is such a topic.
+            Conflict: if the topic exists.
             FrazilError: if the engine cannot make it.
         """
-        # A caller that goes while it waits has begun nothing.
+        # A caller that disconnects during this wait has started nothing.
         await self._making.acquire()
         await to_its_end(self._make_alone(name, is_reliable=is_reliable, partitions=partitions))
 
@@ -153,9 +153,9 @@ class Topics:
             self._making.release()
 
     async def _check_place(self, name: str, first: str) -> None:
-        """See whether a topic may be made, whose only or first part has the name `first`."""
+        """Check whether a topic may be created; its only or first part has the name `first`."""
         namespace = namespace_of(name)
-        # In a thread: all topics may have to be looked at.
+        # In a thread: this may have to check all topics.
         if not await asyncio.to_thread(has_namespace_for, self._engine, name):
             raise Refused(status("namespace_missing", namespace=namespace))
         whole = part_of(first)
@@ -195,7 +195,7 @@ class Topics:
         except InvalidRequest as error:
             if not self._engine.settings.lake.default or "lake" in options:
                 raise
-            # Clients know nothing of tables: one that cannot be is no reason to refuse the topic.
+            # Clients know nothing of tables: an impossible table is no reason to refuse the topic.
             self._engine.create_topic(name, partitions=partitions, lake=False, **options)
             warn("topic_without_table", topic=name, error=error)
 
@@ -205,7 +205,7 @@ class Topics:
             self.on_released(name)
 
     async def forget(self, uid: str) -> None:
-        """Remove what is stored about a topic that was deleted."""
+        """Remove the stored state of a deleted topic."""
         if (StateTag.POLICY, UNRELIABLE + uid) in self._engine.log.journal.state.values:
             await asyncio.to_thread(self._engine.states.delete, StateTag.POLICY, UNRELIABLE + uid)
 

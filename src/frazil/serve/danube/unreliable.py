@@ -1,12 +1,12 @@
-"""Topics without storage: a record goes to the subscriptions that exist now, or nowhere.
+"""Topics without storage: only the current subscriptions get a record.
 
 Dispatch is that of stored topics, without a journal: a record is settled when it is written to a
-consumer, and nothing is delivered twice. Records wait in one queue per subscription, bounded in
-records and bytes; beyond that they are dropped and counted. On the wire every record has offset 0.
-A subscription that has had no consumer for a minute is removed.
+consumer, and nothing is delivered twice. Each subscription has one queue, bounded in records and
+bytes; further records are dropped and counted. On the wire every record has offset 0. A
+subscription that has had no consumer for a minute is removed.
 
-A consumer takes part from its Subscribe on, before its stream exists, so that records published
-between the two are not lost.
+A consumer is attached from its Subscribe on, before its stream opens, so that records published in
+between are not lost.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Unreliable:
     bytes_max = 256 << 20
     """Of all queues together."""
     idle_s = 60.0
-    """A subscription stays so long without a consumer."""
+    """The time that a subscription without a consumer stays."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.on_idle: Callable[[str, str], None] | None = None
@@ -66,15 +66,16 @@ class Unreliable:
         self.dropped = 0
         """Records that found a full queue or no consumer."""
         self.unheard = 0
-        """Records that found no subscription, or no consumer whose filter matches."""
+        """Records without a subscription, or without a consumer whose filter matches."""
         self._clock = SystemClock()
         self._topics: dict[str, dict[str, UnreliableSubscription]] = {}
         self._due: dict[UnreliableSubscription, None] = {}
 
     def publish(self, topic: Topic, record: Message) -> None:
-        """Give a message to the topic's subscriptions; streams get it in the loop's next turn.
+        """Pass a message to the topic's subscriptions; streams get it in the loop's next turn.
 
-        Answer the producer before or after: its answer goes out before the delivery either way.
+        The producer's answer is sent before the delivery, whether it is answered before or after
+        this.
         """
         subscriptions = self._topics.get(topic.name)
         if not subscriptions:
@@ -174,7 +175,7 @@ class UnreliableSubscription:
         self._set_idle_timer()
 
     def facts(self) -> dict[str, Any]:
-        """Return its state, ready for JSON; nothing is kept for it, so it has no lag."""
+        """Return its state, ready for JSON; it stores no records, so it has no lag."""
         return {
             "name": self.name,
             "topic": self.topic,
@@ -192,7 +193,7 @@ class UnreliableSubscription:
     # -- consumers -------------------------------------------------------------------------------
 
     def expect(self, consumer_id: int, name: str, filters: Iterable[str] = ()) -> None:
-        """Let a consumer take part whose stream will be there soon.
+        """Attach a consumer whose stream is about to open.
 
         Raises:
             Conflict: the subscription is Exclusive and has another consumer.
@@ -261,7 +262,7 @@ class UnreliableSubscription:
         world = self._world
         count = len(self._fresh) + self._dispatch.held
         is_full = count >= world.queue_records_max or (
-            # A record that is larger than the queue goes alone.
+            # A record larger than the queue is queued alone.
             count > 0 and self._bytes_queued + size > world.queue_bytes_max
         )
         if is_full or not self._names or world.bytes_queued + size > world.bytes_max:
@@ -273,7 +274,7 @@ class UnreliableSubscription:
         world.schedule(self)
 
     def run(self) -> None:
-        """Deliver what the streams take."""
+        """Deliver as many records as the streams accept."""
         dispatch, world = self._dispatch, self._world
         if self._fresh:
             fresh, self._fresh = self._fresh, []
@@ -298,7 +299,7 @@ class UnreliableSubscription:
         dispatch, world = self._dispatch, self._world
         if isinstance(action, Deliver):
             world.delivered += len(action.offsets)
-            # Before it is written: the stream may ask for more in that call.
+            # Before the write: the stream may request more in that call.
             change = dispatch.ack(action.offsets, head=dispatch.offset_next)
             assert change is not None
             dispatch.confirmed(change, now_ms=0)

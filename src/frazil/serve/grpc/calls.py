@@ -1,7 +1,7 @@
 """Calls: the object that a handler answers through, and the dispatch of requests to handlers.
 
-Calls of one method that come in one read are handed to the handler as a run: a run saves each call
-its object, its way through the guard and its way back.
+The handler gets the calls of one method in one read as a run: a run saves, for each call, the
+object, the guard's check and the separate answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GOES_AWAY: Final = "server is shutting down"
 TOO_SLOW: Final = "the request arrives too slowly"
 TOO_MANY_STREAMS: Final = "too many streams on this connection, open another one"
 _KEPT_BYTES_MAX: Final = 1024
-"""A request's message is kept with its server stream up to this size."""
+"""A server stream keeps its request's message up to this size."""
 _RUN_CALLS_MIN: Final = 2
 
 
@@ -127,8 +127,8 @@ class Call:
     def write(self, framed: bytes) -> bool:
         """Send messages, each with its prefix of five bytes; return False to stop for now.
 
-        What was given is taken in either case; with False nothing more should come before
-        `on_ready`, or at all if the call is over.
+        The messages are accepted in either case; after False write nothing before `on_ready`, or at
+        all if the call is over.
         """
         return self._calls.sender.write(self._stream, framed)
 
@@ -143,9 +143,9 @@ class Call:
 class CallRun:
     """Calls of one method, in the order they came. All methods belong to the loop's thread.
 
-    `messages[i]` came on `streams[i]`. Each call is answered once, by `ok_all`, by `fail_all`, or
-    `apart` by the handler of single calls; later answers, and those after the client went away,
-    are dropped.
+    `messages[i]` is the message of `streams[i]`. Each call is answered once, by `ok_all`, by
+    `fail_all`, or `apart` by the handler of single calls; later answers, and those after the client
+    has disconnected, are dropped.
     """
 
     __slots__ = ("_calls", "messages", "streams")
@@ -189,7 +189,7 @@ class Calls:
         self.peer = peer
         self.counters = counters
         self.sender: Sender
-        """Set when the connection is made: each of the two knows the other."""
+        """Set when the connection is made: each refers to the other."""
         self.accepted = 0
         """Calls that the guard allowed."""
         self.long_calls = 0
@@ -289,7 +289,7 @@ class Calls:
                     self.on_bug(self.call_of(stream), error)
 
     def _begin(self, stream: Stream, head: CallHead, body: bytes) -> None:
-        """Ask the guard about a single call, then its handler."""
+        """Pass a single call to the guard, then to its handler."""
         self.counters.calls_total += 1
         if head.handler is None or stream.head.problem is not None:
             self._refuse(stream, head)
@@ -321,7 +321,7 @@ class Calls:
         self._attempt(call, partial(call.head.handler, call, call.message))
 
     def call_of(self, stream: Stream, message: bytes = b"") -> Call:
-        """Return the call of a stream; a gathered one gets its own object now."""
+        """Return the call of a stream; a call of a run gets its own object now."""
         call = stream.call
         if not isinstance(call, Call):
             call = Call(self, stream, cast("CallHead", stream.head.target), message)
@@ -364,7 +364,7 @@ class Calls:
             self.counters.cancelled_total += stream.code is None
 
     def on_ready(self, streams: Iterable[Stream]) -> None:
-        """Ask handlers for more messages."""
+        """Request more messages from handlers."""
         for stream in streams:
             call = stream.call
             if isinstance(call, Call) and call.is_open:
@@ -380,7 +380,7 @@ class Calls:
                     self._end(call, *refusal)
 
     def end_all(self, streams: Iterable[Stream], *, only_streams: bool = False) -> None:
-        """End all calls, or the server streams alone: this server goes away."""
+        """End all calls, or only the server streams: the server stops."""
         for stream in list(streams):
             call = stream.call
             if call is GATHERED and stream.code is None:

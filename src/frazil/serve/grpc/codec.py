@@ -79,9 +79,9 @@ def status_text(text: str) -> bytes:
 
 
 def metadata(fields: Fields) -> dict[str, str]:
-    """Return a request's metadata as text; those of names in `-bin` are left out.
+    """Return a request's metadata as text, without names that end in `-bin`.
 
-    A name that comes twice has its values joined by a comma, as HTTP has it.
+    The values of a repeated name are joined by a comma, as in HTTP.
     """
     found: dict[str, str] = {}
     for raw_name, raw_value in fields:

@@ -121,7 +121,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- the server's side -----------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send what was answered, and read on or not."""
+        """Send the answers, then pause or resume reading."""
         transport = self.transport
         if not self._is_live or transport is None:
             return
@@ -140,7 +140,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.close()
 
     def run_ready(self) -> None:
-        """Ask the streams for more that were stopped."""
+        """Request more messages from the stopped streams."""
         if self._is_live and not self._is_closing and self.connection.sender.has_ready:
             self.calls.on_ready(self.connection.sender.ready())
 
@@ -152,10 +152,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     def drain(self, now: float) -> None:
         """End this connection in order; called at short intervals until it is closed.
 
-        To clients such as hyper's, a GOAWAY or a close that meets a new call on its way is a final
-        error, and their consumers never come back. So server streams end with UNAVAILABLE, new work
-        is refused with UNAVAILABLE, and the connection closes as soon as the client is quiet; a
-        client that never is gets a GOAWAY, and its open calls end by themselves.
+        For clients such as hyper's, a GOAWAY or a close that crosses a new call is a final error,
+        and their consumers never reconnect. So server streams end with UNAVAILABLE, new work is
+        refused with UNAVAILABLE, and the connection closes as soon as the client is quiet. A client
+        that is never quiet gets a GOAWAY, and its open calls run to their end.
         """
         if not self._is_live or self._is_closing or self.connection.is_refusing:
             return
@@ -188,7 +188,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.close()
 
     def close(self) -> None:
-        """Close after what is still to be sent."""
+        """Close after the remaining output is sent."""
         if not self._is_closing:
             self._is_closing = True
             self._closing_since = self._server.clock.monotonic()
@@ -202,7 +202,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def cut_off(self) -> None:
-        """Close at once to free what the connection holds."""
+        """Close at once to free the connection's memory."""
         self._server.counters.connections_cut_total += 1
         warn("connection_cut", peer=self.peer, held_bytes=self.held)
         self._server.held -= self.held
@@ -296,7 +296,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.abort()
 
     def _count(self) -> None:
-        """Keep the server's sums; above the cap the longest silent connection is closed."""
+        """Update the server's totals; above the cap the longest silent connection is closed."""
         server, table = self._server, self.connection.table
         server.unanswered += table.unanswered - self._unanswered
         self._unanswered = table.unanswered

@@ -1,4 +1,4 @@
-"""Routing: from a path to its handler, and what a request's headers mean for the call."""
+"""Routing: from a path to its handler, and the parsing of a request's headers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from frazil.serve.h2.headers import Fields
 
 Handler = Callable[["Call", bytes], None]
-"""Answers a call now or later through the call; what it raises becomes the call's status."""
+"""Answers a call now or later through the call; its exception becomes the call's status."""
 RunHandler = Callable[["CallRun"], None]
 """Answers the calls of a run now or later; it raises nothing but bugs."""
 Guard = Callable[["Call"], "tuple[Code, str] | None"]
-"""Runs before every handler; what it returns is the call's status, and no handler runs."""
+"""Runs before every handler; a status that it returns ends the call without a handler."""
 Foresee = Guard
 """Returns from the headers alone how the guard will refuse a request that is not complete yet."""
 FreeCalls = Callable[[str, int], int]
@@ -93,10 +93,10 @@ class Router:
         self.large = CallHead(
             "", None, refusal=(Code.RESOURCE_EXHAUSTED, "the request's metadata is too large")
         )
-        """The head of requests whose headers are larger than allowed."""
+        """The head of requests with too large headers."""
 
     def resolve(self, fields: Fields) -> CallHead:
-        """Return what a request's headers mean; errors in them become its refusal."""
+        """Parse a request's headers; errors in them become its refusal."""
         found = dict(fields)
         path = found[b":path"].decode("latin-1")
         texts = MappingProxyType(metadata(fields))
@@ -128,13 +128,13 @@ _Result = TypeVar("_Result")
 # -- coroutines as handlers ----------------------------------------------------------------------
 
 _running: set[asyncio.Future[Any]] = set()
-"""The loop itself keeps no reference to a task that waits."""
+"""References to running tasks, as the loop keeps none."""
 
 
 def awaited(answer: Callable[[Call, bytes], Awaitable[bytes]]) -> Handler:
-    """Return a handler that answers with what a coroutine returns, or the status it raises.
+    """Return a handler that answers with a coroutine's result, or the status of its exception.
 
-    The coroutine is cancelled when the client gives the call up.
+    The coroutine is cancelled when the client cancels the call.
     """
 
     def handler(call: Call, message: bytes) -> None:
@@ -144,9 +144,9 @@ def awaited(answer: Callable[[Call, bytes], Awaitable[bytes]]) -> Handler:
 
 
 def start(call: Call, work: Awaitable[bytes | None]) -> None:
-    """Do the work of a call, cancelled when its client gives it up; what it raises is its status.
+    """Run the work of a call, until its client cancels it; its exception becomes the status.
 
-    Bytes that it returns are the answer; without them the work has seen to the answer itself.
+    Bytes that it returns are the answer; None means that the work has already answered.
     """
     task = asyncio.ensure_future(work)
     _running.add(task)

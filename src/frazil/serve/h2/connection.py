@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 _SMALL_BYTES: Final = 64
-"""A DATA frame with less that ends nothing costs more to read than it brings."""
+"""A smaller DATA frame that does not end its stream costs more to read than it is worth."""
 _SETTINGS_A_CONTROL: Final = 16
 _STREAMS_A_CONTROL: Final = 64
 _HEADER_BYTES_A_CONTROL: Final = 4_096
-"""So many items, or unpacked bytes of headers, in one frame count as one more control frame."""
+"""So many items, or header bytes, in one frame count as one more control frame."""
 _CONTROLS: Final = "control frames"
 _UPDATES: Final = "window updates"
 _ALIVE_PING: Final = b"frzalive"
@@ -68,15 +68,15 @@ class Application(Protocol):
     """The application that a connection calls. No method may raise; all may use the sender."""
 
     def resolve(self, fields: Fields) -> object:
-        """Return what a request's headers mean; the result is kept for equal headers."""
+        """Return the target of a request's headers; it is cached for equal headers."""
 
     def refuse_large(self) -> object:
-        """Return what a request means whose headers are larger than allowed."""
+        """Return the target of requests with too large headers."""
 
     def admits(self, stream: Stream) -> bool:
         """Return whether to keep a request until it is complete; answer it if not.
 
-        Called once, with the first piece, for each request that comes in several.
+        Called once, with the first piece, for each request in several pieces.
         """
 
     def on_request(self, stream: Stream, body: bytes) -> None:
@@ -97,7 +97,7 @@ class Application(Protocol):
 
 @attrs.define
 class PartialBlock:
-    """A header block whose CONTINUATION frames are still to come."""
+    """A header block with outstanding CONTINUATION frames."""
 
     sid: int
     ends: bool
@@ -126,14 +126,14 @@ class Connection:
         self.short_bytes_max = min(f.FRAME_BYTES_DEFAULT, limits.message_bytes_max + 5)
         self.is_over = False
         self.is_refusing = False
-        """After the GOAWAY: streams that the peer opens from now on are not looked at."""
+        """After the GOAWAY: new streams of the peer are ignored."""
         self.is_crowded = False
         """The whole server has no room for another stream."""
         self.failure = ""
         self._buffer = b""
         self._has_preface = False
         self.is_greeted = False
-        """Whether the peer has shown that it speaks HTTP/2."""
+        """Whether the peer has sent a valid HTTP/2 preface."""
         self._partial: PartialBlock | None = None
         self._most = {_CONTROLS: limits.controls_max, _UPDATES: limits.window_updates_max}
         self._paid = dict.fromkeys(self._most, 0)
@@ -189,7 +189,7 @@ class Connection:
         self._left = dict(self._most)
 
     def ping(self) -> None:
-        """Ask the peer for a sign of life."""
+        """Ping the peer."""
         self.sender.emit(f.ping(_ALIVE_PING))
 
     def fail(self, code: ErrorCode, text: str) -> None:
@@ -201,7 +201,7 @@ class Connection:
             self.cancel_all()
 
     def cancel_all(self) -> None:
-        """Cancel every open call: the peer is gone."""
+        """Cancel every open call: the peer has disconnected."""
         self.is_over = True
         for stream in list(self.table.open.values()):
             self.sender.drop(stream)
@@ -312,10 +312,10 @@ class Connection:
             handler(flags, sid, payload)
 
     def _grant(self) -> None:
-        """Give the window back: half of it is used.
+        """Send a window update: half of the window is used.
 
         Raises:
-            ConnectionFailure: The peer sent more than it was allowed to.
+            ConnectionFailure: The peer sent more than the window allows.
         """
         if self.credit < 0:
             raise ConnectionFailure(ErrorCode.FLOW_CONTROL_ERROR, "connection window exceeded")
@@ -442,7 +442,7 @@ class Connection:
             stream.credit = limits.stream_window
 
     def _end(self, stream: Stream) -> None:
-        """Hand a complete request to the application."""
+        """Pass a complete request to the application."""
         self.table.end(stream)
         if stream.head.content_length not in {-1, stream.size}:
             self._reset(stream.sid, ErrorCode.PROTOCOL_ERROR)
@@ -461,7 +461,7 @@ class Connection:
             self.table.expect_late(sid)
 
     def _reset(self, sid: int, code: ErrorCode) -> None:
-        """Reset a stream, open or not, because of what the peer did."""
+        """Reset a stream, open or not, because of a peer's error."""
         self._count_reset()
         self.sender.emit(f.reset(sid, code))
         stream = self.table.open.get(sid)

@@ -81,10 +81,10 @@ class ConnectionFailure(Exception):
 
 
 def require(holds: bool, code: ErrorCode, text: str) -> None:  # noqa: FBT001 - as assert has it
-    """Check a rule that a peer keeps.
+    """Check a rule for the peer.
 
     Raises:
-        ConnectionFailure: The peer broke it.
+        ConnectionFailure: The peer violated it.
     """
     if not holds:
         raise ConnectionFailure(code, text)
@@ -130,7 +130,7 @@ def ping(payload: bytes, *, ack: bool = False) -> bytes:
 
 
 def goaway(last: int, code: int, text: str = "") -> bytes:
-    """Return a GOAWAY frame: streams above `last` were not and will not be looked at."""
+    """Return a GOAWAY frame: streams above `last` were not and will not be processed."""
     return frame(
         GOAWAY, 0, 0, _WORD.pack(last) + _WORD.pack(code) + text.encode("ascii", "replace")
     )

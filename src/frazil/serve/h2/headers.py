@@ -1,12 +1,13 @@
-"""Header blocks: `hpack` with a cache of whole blocks, and the few blocks that a gRPC server sends.
+"""Header blocks: `hpack` with a cache of whole blocks, and the blocks that a gRPC server sends.
 
-Decoding even a short block costs ten times what the rest of a call does, and a client's calls
-repeat one block. A block may be cached only if reading it changed nothing in the table, and any
+Decoding even a short block costs ten times as much as the rest of a call, and a client's calls
+repeat one block. A block may be cached only if its decoding did not change the table, and any
 change of the table (by any block) empties the cache.
 
-For writing, two fields ever enter the peer's table: the content type with the first answer, and
-the good status with the first good one. Then an answer's blocks are two bytes and one. All others
-are literals that leave the table alone. A peer with a table smaller than usual gets literals only.
+For writing, only two fields enter the peer's table: the content type with the first answer, and the
+OK status with the first successful one. From then on an answer's blocks are two bytes and one. All
+other fields are literals that do not change the table. A peer with a table smaller than usual gets
+literals only.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 Fields = tuple[tuple[bytes, bytes], ...]
 Resolve = Callable[[Fields], object]
-"""Returns what the application makes of a request's headers, once for each block; never raises."""
+"""Returns the application's target for a request's headers, once per block; never raises."""
 Refuse = Callable[[], object]
 """Returns the same for headers that are too large."""
 
@@ -59,9 +60,9 @@ SHORT_TAIL: Final = b"\xbe"
 class Head:
     """A decoded header block.
 
-    `problem` says why it is no request; `target` (what the application made of it) and
-    `content_length` (-1 if not given) have a meaning only without one. A block that `is_large`
-    keeps no fields, and its target is what the application refuses such requests with.
+    `problem` is the reason if it is not a request; `target` (from the application) and
+    `content_length` (-1 if not given) are valid only without one. A block that `is_large` has no
+    fields, and its target is the application's refusal.
     """
 
     fields: Fields
@@ -111,10 +112,10 @@ class HeaderReader:
         self._decoder.header_table = self._table
 
     def read(self, block: bytes) -> Head:
-        """Decode a block; the table changes as the block says.
+        """Decode a block and apply its changes to the table.
 
         Raises:
-            ConnectionFailure: It is not HPACK, or unpacks to more than is read.
+            ConnectionFailure: It is not HPACK, or is too large after decompression.
         """
         known = self.cache.get(block)
         if known is not None:
@@ -195,7 +196,7 @@ def _field_problem(name: bytes, value: bytes) -> str | None:
 
 
 def integer(value: int, prefix_bits: int, pattern: int) -> bytes:
-    """Return an integer of HPACK whose first byte carries `pattern` in its upper bits."""
+    """Return an HPACK integer with `pattern` in the upper bits of its first byte."""
     largest = (1 << prefix_bits) - 1
     if value < largest:
         return bytes((pattern | value,))
@@ -262,7 +263,7 @@ class ReplyBlocks:
         return self.begin() + self._status(code, text)
 
     def plain(self, status: int) -> bytes:
-        """Return the block that answers what is no gRPC call with a status of HTTP."""
+        """Return the block that answers a request that is not gRPC with an HTTP status."""
         return self._opening() + literal(_NAME_STATUS, b"%d" % status)
 
     def _opening(self) -> bytes:

@@ -22,14 +22,14 @@ class ServerLimits:
     """Bytes of incomplete requests and of answers that peers have not read; above it the connection
     that was silent longest is closed."""
     streams_server_max: int = 200_000
-    """Calls under way; above it new ones are refused. Each costs up to 1.6 KB and its bytes."""
+    """Open calls; above it new ones are refused. Each costs up to 1.6 KB and its bytes."""
     read_bytes_max: int = 64 << 10
     tick_s: float = 0.5
 
     # -- requests
     message_bytes_max: int = 4 << 20
     streams_max: int = 12_000
-    """Calls under way, announced to the peer; a stream beyond is refused."""
+    """Open calls, announced to the peer; a further stream is refused."""
     long_calls_max: int = 11_000
     """Server streams among them, which may stay open forever: other calls need room as well."""
     unfinished_bytes_max: int = 32 << 20
@@ -41,7 +41,7 @@ class ServerLimits:
     header_bytes_read_max: int = 64 << 10
     """Unpacked; more ends the connection: the header tables are out of step."""
     open_header_bytes_max: int = 32 << 20
-    """Unpacked, of all calls under way; with more a further one is refused."""
+    """After decompression, of all open calls; above it new ones are refused."""
     continuations_max: int = 32
     cached_blocks_max: int = 64
     cached_block_bytes_max: int = 2_048
@@ -72,14 +72,14 @@ class ServerLimits:
     # -- time
     handshake_s: float = 10.0
     first_call_s: float = math.inf
-    """A connection without an accepted call for so long since it was set up is closed."""
+    """The time limit for the first accepted call of a connection."""
     request_s: float = 120.0
-    """A request that is not complete after so long is refused; pauses of reading do not count."""
+    """The time limit for a complete request; pauses of reading do not count."""
     keepalive_s: float = 30.0
     keepalive_timeout_s: float = 20.0
     stall_s: float = 120.0
-    """A peer that reads nothing for so long while bytes wait for it is closed."""
+    """The time limit for a peer that does not read its queued bytes."""
     quiet_s: float = 0.05
-    """A server that drains closes a connection without a call for so long."""
+    """A draining server closes a connection after so long without a call."""
     linger_s: float = 1.0
-    """A client that is never quiet gets so long before a GOAWAY."""
+    """The time until a GOAWAY for a client that is never quiet."""

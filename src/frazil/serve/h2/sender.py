@@ -32,7 +32,7 @@ _WHOLE: Final = tuple(
     )
     for size in range(_WHOLE_SIZES)
 )
-"""All of a short answer, by the size of its message, and what is between the stream's numbers."""
+"""The constant bytes of a short answer between the stream's numbers, by message size."""
 _WHOLE_BEGIN: Final = bytes((0, 0, 2, f.HEADERS, f.END_HEADERS))
 _WHOLE_TAIL: Final = bytes((0, 0, 1, f.HEADERS, _END_BOTH))
 _WHOLE_END: Final = b"\xbe"
@@ -41,8 +41,8 @@ _WHOLE_END: Final = b"\xbe"
 class Sender:
     """The sending half of one connection.
 
-    `on_dirty` is called when there is something to take and the shell may not know it; it must
-    only make a note.
+    `on_dirty` is called when there is new output that the protocol may not know of; it must only
+    record that.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Sender:
         self.stream_window = f.WINDOW_DEFAULT
         self.is_dirty = False
         self.is_paused = False
-        """The transport takes no more: messages stay queued."""
+        """The transport's buffer is full: messages stay queued."""
         self.data_frames = 0
         """The number of DATA frames sent."""
         self.queued = 0
-        """Bytes of messages that wait."""
+        """Bytes of queued messages."""
         self._limits = limits
         self._table = table
         self._on_dirty = on_dirty
@@ -92,7 +92,7 @@ class Sender:
             self.window -= size
             sid = stream.sid
             pack, data_head, prefix = _WHOLE[length]
-            # Few arguments: most is known before, and each costs as much as a small call.
+            # Few arguments: each costs as much as a small call.
             out.append(
                 pack(
                     _WHOLE_BEGIN, sid, data_head, sid, prefix, message, _WHOLE_TAIL, sid, _WHOLE_END
@@ -134,7 +134,7 @@ class Sender:
         self.emit(f.frame(f.HEADERS, f.END_HEADERS, stream.sid, self.blocks.begin()))
 
     def write(self, stream: Stream, messages: bytes) -> bool:
-        """Queue messages with their prefixes; return False to be asked for more later."""
+        """Queue messages with their prefixes; return False to stop until `ready`."""
         if stream.closed or stream.code is not None:
             return False
         self.begin(stream)
@@ -159,12 +159,12 @@ class Sender:
             self._mark_dirty()
 
     def plain(self, stream: Stream, status: int) -> None:
-        """Answer what is no call with a status of HTTP."""
+        """Answer a request that is not a call with an HTTP status."""
         if not stream.closed:
             self._last(stream, self.blocks.plain(status))
 
     def drop(self, stream: Stream) -> None:
-        """Forget a stream that was reset: what is queued for it is never sent."""
+        """Drop a stream that was reset, with its queued output."""
         self.queued -= stream.queued
         stream.queued = 0
         self._writable.pop(stream.sid, None)
@@ -279,7 +279,7 @@ class Sender:
         """Cut queued messages into frames: each stream in turn, a bounded number of bytes."""
         left = self._limits.turn_bytes_max
         for _ in range(len(self._writable)):
-            # All of these have something queued: without a window the others are not looked at.
+            # All of these have queued output; without a window the others are skipped.
             if left <= 0 or self.window <= 0:
                 return
             _, stream = self._writable.popitem(last=False)

@@ -13,7 +13,7 @@ SKIPS_MAX = 64
 
 
 class Stream:
-    """A request and what is sent for it.
+    """A request and its answer.
 
     Plain attributes with defaults of the class: most requests need three of them, and one is made
     for every call.
@@ -26,7 +26,7 @@ class Stream:
     begun = False
     """The answer's HEADERS are on their way."""
     size = 0
-    """Bytes of the request so far."""
+    """The received bytes of the request."""
     credit = 0
     """Bytes that the peer may still send."""
     body: bytearray | None = None
@@ -41,7 +41,7 @@ class Stream:
     """The status to end with when the queue is empty."""
     text = b""
     is_stopped = False
-    """A `write` returned False, and the application has not been asked for more since."""
+    """A `write` returned False, and `ready` has not returned the stream since."""
 
     call: object = None
     """The application's object for the stream."""
@@ -80,10 +80,10 @@ class Stream:
 
 
 class StreamTable:
-    """The open streams, and what is known of closed ones.
+    """The open streams and the state of closed ones.
 
-    `last` is the highest stream of the peer. `unfinished` and `unanswered` are bytes of requests:
-    of incomplete ones, and of those that wait for their answer. `header_bytes` is of all.
+    `last` is the highest stream of the peer. `unfinished` and `unanswered` are the bytes of
+    incomplete and of unanswered requests. `header_bytes` is the sum of all.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
