@@ -46,7 +46,7 @@ from frazil.telemetry import event, warn
 from frazil.topic import TierWaits, first_held, special_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -626,11 +626,15 @@ def adopt(topic: LakeTopic, tables: CatalogTables, *, confirm: bool) -> dict[str
     event("lake_adopted", topic=topic.name, foreign=foreign, ends=ends, left_out=left_out)
     return {
         "table": str(topic.table),
-        "ends": {str(part): end for part, end in sorted(ends.items())},
-        "raised": {str(part): count for part, count in raised.items() if count},
+        "ends": _by_part(sorted(ends.items())),
+        "raised": _by_part((part, count) for part, count in raised.items() if count),
         "taken_over": foreign,
-        "left_out": {str(part): [list(each) for each in own] for part, own in left_out.items()},
+        "left_out": _by_part((part, list(map(list, own))) for part, own in left_out.items()),
     }
+
+
+def _by_part(values: Iterable[tuple[int, Any]]) -> dict[str, Any]:
+    return {str(part): value for part, value in values}
 
 
 def _held(topic: LakeTopic) -> Ends:

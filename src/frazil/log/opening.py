@@ -174,19 +174,28 @@ def refresh_topics(
     Unless segments were freed, a lost range at a topic's front stays its front: a read there is
     refused with the lost range, instead of as expired.
     """
+    front = _front_after_freeing if freed else _front_kept
     for topic in topics:
         summaries = [segment.summary(topic.id) for segment in segments]
         held = [summary for summary in summaries if summary is not None]
-        start = held[0][0] if held else topic.next
-        for special in reversed(topic.ranges):
-            if freed and special.kind == RANGE_GAP and special.end == start > topic.floor:
-                # A hold inside a gap keeps its offset: reading from it reports the gap.
-                start = max(special.first, topic.floor)
-            if not freed and special.end == start and special.first >= topic.start:
-                start = special.first
-        topic.start = max(topic.start, start)
+        topic.start = max(topic.start, front(topic, held[0][0] if held else topic.next))
         topic.bytes_local = sum(summary[2] for summary in held)
         topic.ranges = [special for special in topic.ranges if special.end > topic.start]
+
+
+def _front_after_freeing(topic: TopicState, start: int) -> int:
+    for special in reversed(topic.ranges):
+        if special.kind == RANGE_GAP and special.end == start > topic.floor:
+            # A hold inside a gap keeps its offset: reading from it reports the gap.
+            start = max(special.first, topic.floor)
+    return start
+
+
+def _front_kept(topic: TopicState, start: int) -> int:
+    for special in reversed(topic.ranges):
+        if special.end == start and special.first >= topic.start:
+            start = special.first
+    return start
 
 
 class _Opening:

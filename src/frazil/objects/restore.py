@@ -44,7 +44,7 @@ from frazil.telemetry import event
 from frazil.topic import SUBSCRIPTIONS, CursorRow, open_stores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from frazil.clock import Clock
     from frazil.config import Settings
@@ -137,8 +137,7 @@ def _planned(
     named = {each.key for copy in backup.topics for each in copy.descriptors}
     if kept:
         # Metadata that was not lost is newer than any backup.
-        epochs = [each.epoch for copy in kept for each in copy.descriptors]
-        epoch = backup.epoch if newest.key else max(epochs, default=0)
+        epoch = backup.epoch if newest.key else _epoch_last(kept)
         backup = msgspec.structs.replace(backup, topics=kept, epoch=epoch)
     found = find_objects(store, broker, backup.topics, epoch=backup.epoch, named=named)
     if not newest.key and not newest.unreadable and not found.candidates:
@@ -153,6 +152,10 @@ def _planned(
         if not topic.local:
             _remember_runs(store, plan, topic, found)
     return found, plan
+
+
+def _epoch_last(topics: Iterable[TopicCopy]) -> int:
+    return max((each.epoch for copy in topics for each in copy.descriptors), default=0)
 
 
 def _check_target(file_system: FileSystem, target: str) -> None:

@@ -28,7 +28,7 @@ from frazil.objects.reader import ObjectIndex, scan_frames
 from frazil.objects.writer import read_tail
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from frazil.log import Frame
     from frazil.metadata import MetadataStore
@@ -102,26 +102,45 @@ def find_objects(
         elif meta.key not in covered:
             unread.append((meta, parts))
     for meta, footer in _footers(store, unread):
-        if isinstance(footer, str):
-            found.damaged[meta.key] = footer
-            continue
-        found.unnamed.add(meta.key)
-        found.lsn_last = max(found.lsn_last, footer.lsn_last)
-        found.footers[footer.topic].append(footer)
-        if meta.key not in registered:
-            descriptor = descriptor_of(footer, key=meta.key, size=meta.size, etag=meta.etag)
-            found.candidates[footer.topic].append(descriptor)
-    for key, (topic, descriptor) in registered.items():
-        # A listing may lack recent objects: a registered one is asked for by its key.
-        meta_now = None if key in sizes else store.head(key)
-        size = sizes.get(key) if meta_now is None else meta_now.size
-        if size == descriptor.size:
-            found.candidates[topic].append(descriptor)
-        elif key in sizes:
-            found.damaged[key] = "it has another size than it was registered with"
-        else:
-            found.missing.append(key)
+        _add_footer(found, meta, footer, is_registered=meta.key in registered)
+    for topic, descriptor in registered.values():
+        _add_registered(found, store, topic, descriptor, sizes)
     return found
+
+
+def _add_footer(
+    found: FoundObjects, meta: ObjectMeta, footer: fmt.Footer | str, *, is_registered: bool
+) -> None:
+    """Add an object by its footer, or by the reason why that cannot be read."""
+    if isinstance(footer, str):
+        found.damaged[meta.key] = footer
+        return
+    found.unnamed.add(meta.key)
+    found.lsn_last = max(found.lsn_last, footer.lsn_last)
+    found.footers[footer.topic].append(footer)
+    if not is_registered:
+        descriptor = descriptor_of(footer, key=meta.key, size=meta.size, etag=meta.etag)
+        found.candidates[footer.topic].append(descriptor)
+
+
+def _add_registered(
+    found: FoundObjects,
+    store: ObjectStore,
+    topic: int,
+    descriptor: Descriptor,
+    sizes: Mapping[str, int],
+) -> None:
+    """Add a registered object, if the store has it in its size."""
+    key = descriptor.key
+    # A listing may lack recent objects: a registered one is asked for by its key.
+    meta_now = None if key in sizes else store.head(key)
+    size = sizes.get(key) if meta_now is None else meta_now.size
+    if size == descriptor.size:
+        found.candidates[topic].append(descriptor)
+    elif key in sizes:
+        found.damaged[key] = "it has another size than it was registered with"
+    else:
+        found.missing.append(key)
 
 
 def _footers(

@@ -243,10 +243,7 @@ _FAMILIES: Final[tuple[tuple[Callable[[pa.DataType], bool], ...], ...]] = (
 
 def _castable(got: pa.DataType, wanted: pa.DataType) -> bool:
     """Tell whether a safe cast of these types keeps every value it lets pass."""
-    if isinstance(got, pa.BaseExtensionType):
-        return _castable(got.storage_type, wanted)
-    if pt.is_dictionary(got):
-        return _castable(got.value_type, wanted)
+    got = _plain_type(got)
     if got == wanted or pt.is_null(got):
         return True
     if pt.is_timestamp(got) and pt.is_timestamp(wanted):
@@ -262,6 +259,13 @@ def _castable(got: pa.DataType, wanted: pa.DataType) -> bool:
         return _same_shape(got, wanted) and all(_castable(a.type, b.type) for a, b in pairs)
     families = (family for family in _FAMILIES if any(test(wanted) for test in family))
     return any(test(got) for family in families for test in family)
+
+
+def _plain_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type of the values of an extension type or of a dictionary."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _plain_type(data_type.storage_type)
+    return _plain_type(data_type.value_type) if pt.is_dictionary(data_type) else data_type
 
 
 def _same_shape(got: pa.DataType, wanted: pa.DataType) -> bool:
