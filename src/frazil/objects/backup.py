@@ -1,9 +1,9 @@
-"""Backups of a broker's metadata in its object store: everything that footers do not have.
+"""Backups of a broker's metadata in its object store: the state that footers do not have.
 
 A backup has the checkpoint of the journal (topics, columns, subscriptions, producers, registry) and
-the registered objects at one moment. It has a key of its own and is never replaced; the newest
+the registered objects at one moment. Each backup has a unique key and is never replaced. The newest
 readable one counts, by its owner's epoch and then its number. `docs/internals/objects.md` has the
-bytes.
+byte layout.
 """
 
 from __future__ import annotations
@@ -69,21 +69,21 @@ _CRC: Final = struct.Struct("<I")
 HEAD_BYTES: Final = _HEAD.size + _CRC.size
 BODY_BYTES_MAX: Final = 1 << 30
 KEPT: Final = 8
-"""How many backups are kept: a damaged one has others before it."""
+"""The number of backups that are kept: older ones replace a damaged one."""
 _KEY: Final = re.compile(
     r"(?P<broker>[0-9a-f]{32})/backup/"
     r"(?P<seq>[0-9a-f]{16})-(?P<epoch>[0-9a-f]{8,16})-(?P<sha>[0-9a-f]{16})\.frzb\Z"
 )
 _BROKER: Final = re.compile(r"(?P<broker>[0-9a-f]{32})/(?:topics|backup)/")
 INTERVAL_S: Final = 300.0
-"""Changed metadata is backed up so often."""
+"""The interval of backups while metadata changes."""
 RETRY_S: Final = 30.0
 CHANGED_S: Final = 5.0
-"""Changed topics or subscriptions wait at least this long for the next backup."""
+"""The shortest interval between backups, even if topics or subscriptions changed."""
 
 
 class TopicCopy(msgspec.Struct, array_like=True, frozen=True):
-    """A topic's objects as the metadata had them."""
+    """A topic's objects in the metadata at the backup."""
 
     topic: int
     state: ObjectsState
@@ -105,7 +105,7 @@ class Backup(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     seq: int
     created_us: int
     checkpoint: bytes
-    """Of the journal's state: topics, columns, subscriptions, producers, registry; may be empty."""
+    """The journal's state: topics, columns, subscriptions, producers, registry; may be empty."""
     topics: tuple[TopicCopy, ...]
 
 
@@ -119,7 +119,7 @@ class BackupKey(NamedTuple):
 
 
 class Newest(NamedTuple):
-    """The newest readable backup, with an empty key if there is none; errors of newer ones by key."""
+    """The newest readable backup, its key or an empty one, and the errors of newer ones by key."""
 
     backup: Backup
     key: str
@@ -187,7 +187,7 @@ def write_backup(store: ObjectStore, backup: Backup) -> tuple[str, int]:
     """
     data = encode_backup(backup)
     key = backup_key(backup, data)
-    # An earlier try of this very call may have written it: the key has the content's hash.
+    # An earlier try of this call may have written it: the key has the content's hash.
     with contextlib.suppress(Conflict):
         if len(data) <= PIECE_BYTES_MAX:
             store.put(key, data)
@@ -262,7 +262,7 @@ class Backups:
         self._shape: tuple[int, ...] = ()
         self._next_at = self._made_at = 0.0
         self.last: dict[str, Any] = {}
-        """The last result of `now`."""
+        """The result of the last `now`."""
 
     def tick(self) -> None:
         """Make a backup if one is due: at the interval, or soon after topics changed."""
@@ -321,7 +321,7 @@ class Backups:
             "objects": sum(len(copy.descriptors) for copy in topics),
         }
         event("backup_made", key=key, bytes=size)
-        # A failure to remove older ones is no reason to make the backup again.
+        # If the removal of older backups fails, the new backup is still complete.
         with contextlib.suppress(FrazilError):
             self._forget(broker, backup.epoch)
 
@@ -360,7 +360,7 @@ class Backups:
 
     def _checkpoint(self) -> bytes:
         journal = self._engine.log.journal
-        # The state belongs to the journal's thread.
+        # Only the journal's thread may read its state.
         found: bytes = self._engine.log.queue.call(
             lambda: encode_checkpoint(journal.state, lsn=journal.state.lsn)
         )

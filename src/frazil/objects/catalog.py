@@ -1,7 +1,7 @@
 """Registered objects: immutable pictures for readers, and the transactions that change them.
 
-Every transaction compares the topic's state row with the catalog's picture, puts it anew and
-requires the owner's lease: a second registration, or one by a former owner, is refused.
+Every transaction compares the topic's state row with the catalog's picture, writes the row again
+and requires the owner's lease. So a second registration, or one by a former owner, is refused.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["LEASE_NAME", "ObjectCatalog"]
 
 LEASE_NAME: Final = "broker"
 SPARE_OPERATIONS: Final = 8
-"""Operations of a transaction besides descriptors and garbage: compares, state, lease."""
+"""Operations of a transaction other than descriptors and garbage: compares, state, lease."""
 MISPLACED: Final = "object does not begin at the end of the registered objects"
 
 
 class _Known(NamedTuple):
-    """A topic as the metadata has it, with the state row that changes are compared with."""
+    """A topic in the metadata, with the state row that transactions compare."""
 
     picture: TopicObjects
     row: Entry | None = None
@@ -59,7 +59,7 @@ class ObjectCatalog:
     # -- pictures ----------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take everything from the metadata.
+        """Load all topics from the metadata.
 
         Raises:
             CorruptionError: if a row is damaged.
@@ -71,14 +71,14 @@ class ObjectCatalog:
             try:
                 topic = int(entry.key.removeprefix(rows.PREFIX).partition("/")[0], 16)
             except ValueError as error:
-                raise CorruptionError("metadata key of no object", key=entry.key) from error
+                raise CorruptionError("metadata key is not an object's", key=entry.key) from error
             found.setdefault(topic, []).append(entry)
         with self._lock:
             self._known = {topic: _decode(topic, page) for topic, page in found.items()}
             self._stale = set()
 
     def topic(self, topic_id: int) -> TopicObjects:
-        """Return a topic's objects as they are now; empty for a topic that never had any."""
+        """Return a topic's current objects; empty if the topic never had any."""
         known = self._known.get(topic_id)
         return known.picture if known is not None else TopicObjects(topic_id)
 
@@ -110,7 +110,7 @@ class ObjectCatalog:
 
     @property
     def suspect(self) -> bool:
-        """Whether the outcome of a change is unknown: nothing may be collected now."""
+        """Whether the outcome of a change is unknown: then no garbage may be collected."""
         return bool(self._stale)
 
     @property
@@ -139,7 +139,7 @@ class ObjectCatalog:
             self._change_intent(picture, intent, why="its upload was begun anew")
 
     def abandon(self, topic_id: int, *, why: str) -> None:
-        """Give up an upload that was begun; its object, if there is one, is garbage."""
+        """Abandon an upload that was begun; its object, if there is one, is garbage."""
         with self._lock:
             picture = self.fresh(topic_id)
             if picture.state.intent is not None:
@@ -155,7 +155,7 @@ class ObjectCatalog:
         """Make an object part of its topic: descriptor, `uploaded` and the end of the intent.
 
         Raises:
-            Conflict: it does not begin at the end of the registered objects.
+            Conflict: the object does not begin at the end of the registered objects.
         """
         with self._lock:
             picture = self.fresh(topic_id)
@@ -200,7 +200,7 @@ class ObjectCatalog:
             if topic_id not in self._known:
                 return
             self.abandon(topic_id, why="its topic was deleted")
-            # If the outcome stays unknown, the topic's next change reads the rows again.
+            # If the outcome is unknown, the topic's next change reads the rows again.
             self._stale.add(topic_id)
             key = rows.state_key(topic_id)
             compare = _unchanged(key, self._known[topic_id].row)
@@ -211,7 +211,7 @@ class ObjectCatalog:
             del self._known[topic_id]
 
     def garbage(self) -> Iterator[Garbage]:
-        """Yield the condemned objects without a reference, as the metadata has them."""
+        """Yield the metadata's condemned objects without a reference."""
         used = self.keys_in_use()
         for entry in entries(self._store, rows.GARBAGE_PREFIX):
             row = rows.decode_row(Garbage, entry.key, entry.value)
@@ -277,7 +277,7 @@ class ObjectCatalog:
                 self._refresh(topic)
                 landed = unknown and self._landed(transaction)
             except FrazilError:
-                # The topic stays stale: nothing builds on it until its rows could be read.
+                # The topic stays stale: no change uses its picture until its rows are read again.
                 raise error from None
             if not landed:
                 raise
@@ -308,7 +308,7 @@ def _garbage_rows(garbage: Iterable[Garbage]) -> dict[str, bytes]:
 
 
 def _decode(topic: int, page: Sequence[Entry]) -> _Known:
-    """Return a topic as its rows have it."""
+    """Return a topic from its rows."""
     state, row = ObjectsState(), None
     descriptors: list[Descriptor] = []
     for entry in page:

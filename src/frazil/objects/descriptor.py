@@ -4,7 +4,7 @@
     /objects/<topic 8 hex>/state             ObjectsState, with the Intent of an upload under way
     /objects/garbage/<16 hex>                Garbage
 
-`docs/internals/objects.md` says which of them change together.
+`docs/internals/objects.md` defines which rows change together.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Descriptor(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     first: int
     end: int
     size: int
-    """Bytes of the whole object."""
+    """The size of the whole object in bytes."""
     length: int
-    """Bytes of its frames, from `HEADER_BYTES` on."""
+    """The size of its frames in bytes, from `HEADER_BYTES` on."""
     records: int
     time_first_us: int
     time_last_us: int
@@ -90,8 +90,8 @@ class ObjectsState(msgspec.Struct, array_like=True, frozen=True):
     """A topic's watermarks in the objects tier.
 
     Attributes:
-        start: the first offset that registered objects hold; older objects have expired.
-        uploaded: registered objects hold everything from `start` up to here.
+        start: the first offset in registered objects; older objects have expired.
+        uploaded: registered objects have all records from `start` up to this offset.
         changed_us: when `uploaded` last moved; 0 before the first object.
         intent: the upload that was begun and is not registered.
     """
@@ -129,17 +129,17 @@ class TopicObjects:
 
     @property
     def known(self) -> bool:
-        """Whether anything of the topic was ever registered."""
+        """Whether an object of the topic was ever registered."""
         return self.state.changed_us > 0
 
     @property
     def start(self) -> int:
-        """Return the first offset that objects hold."""
+        """Return the first offset in objects."""
         return self.state.start
 
     @property
     def uploaded(self) -> int:
-        """Return the offset below which registered objects hold everything."""
+        """Return the offset below which registered objects have all records."""
         return self.state.uploaded
 
     @property
@@ -148,7 +148,7 @@ class TopicObjects:
         return sum(found.length for found in self.descriptors)
 
     def find(self, offset: int) -> Descriptor | None:
-        """Return the object that holds an offset."""
+        """Return the object with an offset."""
         number = bisect_right(self.ends, offset)
         if number == len(self.descriptors) or self.descriptors[number].first > offset:
             return None

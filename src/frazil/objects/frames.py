@@ -1,4 +1,4 @@
-"""Frames for uploads: verbatim from the journal, or framed again from files."""
+"""Frames for uploads: verbatim from the journal, or rebuilt from files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["TopicFrames"]
 
 READ_BYTES: Final = 1 << 20
-"""About the most bytes of frames that are read at once."""
+"""The approximate limit of the bytes of frames that are read at once."""
 FRAMED_BYTES_MAX: Final = 8 << 20
-"""About the most bytes of frames that are made from files at once."""
+"""The approximate limit of the bytes of frames that are made from files at once."""
 FILE_READ_BYTES: Final = 2 << 20
 FILE_READS_MAX: Final = 10
 """Attempts to read files that are being merged."""
@@ -35,7 +35,7 @@ class TopicFrames:
         self._topics = topics
 
     def available(self, topic_id: int) -> tuple[int, int]:
-        """Return the first offset that the log or files have, and the end of what is durable."""
+        """Return the first offset that the log or files have, and the end of durable records."""
         runtime = self._runtime(topic_id)
         start, picture = runtime.state.start, _files(runtime)
         if picture is not None and picture.flushed > picture.start:
@@ -47,7 +47,7 @@ class TopicFrames:
         return self._runtime(topic_id).state
 
     def gap(self, topic_id: int, offset: int) -> SpecialRange | None:
-        """Return the rest of the gap or lost range that holds an offset, None without one."""
+        """Return the gap or lost range from an offset on, None if the offset has a record."""
         runtime = self._runtime(topic_id)
         special = covering(list(runtime.state.ranges), offset)
         if special is None and offset < runtime.state.start:
@@ -56,13 +56,14 @@ class TopicFrames:
         return special and special._replace(first=offset)
 
     def frames(self, topic_id: int, *, offset: int, end: int) -> list[Frame]:
-        """Return verified frames in order, without a gap; the first of them holds `offset`.
+        """Return verified frames in order, without a gap; the first of them has `offset`.
 
-        Frames come from the log; where that has freed or damaged them, they are made from files.
+        Frames are read from the log. If the log has freed them or they are damaged there, they are
+        made from files.
 
         Raises:
             NotFound: neither has the offset; `offset_first` is the first one left in the log.
-            CorruptionError: the frame is damaged; the details name what is lost.
+            CorruptionError: the frame is damaged; the details name the lost offsets.
         """
         runtime = self._runtime(topic_id)
         try:
@@ -72,7 +73,7 @@ class TopicFrames:
             if picture is None or not picture.start <= offset < picture.flushed:
                 raise
         for _ in range(FILE_READS_MAX):
-            # A file that is gone was merged with others: the new picture has the merged file.
+            # A missing file was merged with others: the new picture has the merged file.
             with contextlib.suppress(FileGone):
                 return _framed_again(runtime, offset, end)
         raise Unavailable("files are being moved, try again", topic=runtime.name, offset=offset)
@@ -89,7 +90,7 @@ def _files(runtime: TopicRuntime) -> TopicFiles | None:
 
 
 def _framed_again(runtime: TopicRuntime, first: int, end: int) -> list[Frame]:
-    """Make frames of the rows that files have from `first` on: up to a gap, at least one."""
+    """Make frames of the rows in files from `first` on: up to a gap, at least one."""
     assert runtime.tiers is not None
     topic, disk = runtime.state.id, runtime.tiers.disk
     picture = disk.picture(topic)
@@ -108,7 +109,7 @@ def _framed_again(runtime: TopicRuntime, first: int, end: int) -> list[Frame]:
 
 
 def _stored(disk: DiskTier, topic: int, first: int, end: int) -> Iterator[StoredRows]:
-    """Yield the rows of `[first, end)` as files have them."""
+    """Yield the rows of `[first, end)` from files."""
     offset = first
     while offset < end:
         rows = disk.history.stored(topic, offset=offset, bytes_max=FILE_READ_BYTES)

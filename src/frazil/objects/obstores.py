@@ -1,8 +1,8 @@
 """Object stores by configuration: the one module that imports obstore.
 
-The client's own retries are off: a create-only put that it repeated would find its own object and
-report a conflict (F25). `RetryingStore` adds retries. The client reports a failure as a text alone,
-with a status, a code of the store, or the way the connection failed: `failure_of` maps it to an
+The client's own retries are off: a repeated create-only put would find its own object and report a
+conflict (F25). `RetryingStore` adds retries. The client reports a failure only as text, with a
+status, a code of the store, or the cause of a failed connection. `failure_of` maps the text to an
 error and to the setting that caused it (F21, F24, F25).
 """
 
@@ -38,7 +38,7 @@ CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 30.0
 LIST_CHUNK: Final = 1_000
 UNSIGNED: Final = "none"
-"""Google's credentials for requests that are not signed."""
+"""Google's credentials for unsigned requests."""
 _NOBODY: Final = json.dumps(
     {
         "disable_oauth": True,
@@ -46,7 +46,7 @@ _NOBODY: Final = json.dumps(
         **dict.fromkeys(("client_email", "private_key", "private_key_id"), ""),
     }
 )
-"""A service account that signs nothing."""
+"""A service account that does not sign requests."""
 _NO_RETRIES: Final[RetryConfig] = {"max_retries": 0}
 
 _SCHEMES: Final = {
@@ -64,7 +64,7 @@ _ENDPOINT: Final = re.compile(
 PORT_MAX: Final = 65_535
 
 _memories: Final[dict[str, Client]] = {}
-"""The stores in memory by their names: they live as long as the process."""
+"""The stores in memory by name; they exist as long as the process."""
 _memories_mutex: Final = threading.Lock()
 
 
@@ -79,7 +79,7 @@ def location_of(settings: ObjectsSettings) -> Location:
     """Return the location of the store, with references looked up.
 
     Raises:
-        InvalidRequest: if there is no store, or its root is not one.
+        InvalidRequest: if no store is set, or its root is not valid.
     """
     if settings.store == "none":
         raise InvalidRequest("no object store is set", setting="objects.store")
@@ -103,7 +103,7 @@ def location_of(settings: ObjectsSettings) -> Location:
 
 
 def credentials_setting(settings: ObjectsSettings) -> str:
-    """Return the setting of the store's credentials, to name in errors."""
+    """Return the name of the setting of the store's credentials, for errors."""
     used = "profile" if settings.profile else "access_key"
     names = {"s3": used, "gcs": "credentials", "azblob": "account_key"}
     return f"objects.{names.get(settings.store, 'root')}"
@@ -113,7 +113,7 @@ def endpoint_of(settings: ObjectsSettings) -> str:
     """Return the URL of the store's server, with references looked up; empty if there is none.
 
     Raises:
-        InvalidRequest: if it is no URL of a server, or has no TLS and may not be without.
+        InvalidRequest: if it is not a server's URL, or lacks TLS without `allow_http`.
     """
     name = "objects.endpoint"
     text = resolve(settings.endpoint, setting=name).strip().rstrip("/")
@@ -132,7 +132,7 @@ def endpoint_of(settings: ObjectsSettings) -> str:
 
 
 def open_store(settings: ObjectsSettings, *, clock: Clock | None = None) -> ObjectStore:
-    """Return the store that the settings name; nothing is asked of it yet.
+    """Return the store that the settings name; no request is sent yet.
 
     Raises:
         InvalidRequest: if a setting is wrong (`setting` names it), or obstore is not installed.
@@ -160,7 +160,7 @@ def open_store(settings: ObjectsSettings, *, clock: Clock | None = None) -> Obje
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """Return what clients raise; the roots of their errors are several."""
+    """Return the base classes of the client's errors; it has several."""
     from obstore.exceptions import BaseError
 
     return (BaseError, OSError, ValueError)
@@ -170,7 +170,7 @@ class ClientStore:
     """An `ObjectStore` over a client of obstore."""
 
     def __init__(self, client: Client, kind: str, *, clock: Clock, credentials: str = "") -> None:
-        """Wrap a client; `credentials` is the setting to blame if they are refused."""
+        """Wrap a client; errors name the setting `credentials` if credentials are refused."""
         self._client: Client | None = client
         self._credentials = credentials
         self._kind = kind
@@ -185,7 +185,7 @@ class ClientStore:
             with self._calling("put", key) as client:
                 result = obstore.put(client, key, data, mode="create", use_multipart=False)
         except Conflict as error:
-            # A 409 is an object that is there, or another write that is under way (F25).
+            # A 409 means that the object exists, or that another write is in progress (F25).
             if self.head(key) is None:
                 raise Unavailable("another write of this key is under way", key=key) from error
             raise
@@ -204,7 +204,7 @@ class ClientStore:
                     _check_piece(key, sizes[-1])
                     yield piece
             except Exception as error:
-                # Raised while the client waits for more: it cannot complete the object.
+                # Raised while the client waits for more bytes, so it cannot complete the object.
                 failures.append(error)
                 raise
 
@@ -251,7 +251,7 @@ class ClientStore:
             return []
 
     def _listed(self, client: Client, prefix: str, after: str) -> Iterator[ObjectMeta]:
-        """Yield objects in order. Stores list by whole steps of the path, and so by more."""
+        """Yield objects in order. Stores list whole path segments, so results are filtered here."""
         import obstore
 
         folder = prefix.rpartition("/")[0]
@@ -269,7 +269,7 @@ class ClientStore:
         import obstore
 
         self._opened()
-        # In bulk, an absent object may stop the rest: then each is removed on its own.
+        # An absent object may abort a bulk removal: then each object is removed separately.
         for each in [list(keys)] if self._kind == "s3" else [[key] for key in keys]:
             with (
                 contextlib.suppress(NotFound),
@@ -288,9 +288,9 @@ class ClientStore:
 
     @contextlib.contextmanager
     def _calling(self, verb: str, key: str = "") -> Iterator[Client]:
-        """Raise the client's errors as those of the tree.
+        """Convert the client's errors to Frazil's errors.
 
-        A panic of the client is no `Exception` and would end threads: it is `Unavailable`.
+        A panic of the client is not an `Exception` and would end threads: it becomes `Unavailable`.
         """
         client = self._opened()
         try:
@@ -308,10 +308,11 @@ class ClientStore:
 
 
 class DirectoryStore(ClientStore):
-    """A directory as a store: what the client wrote is synced before a put returns.
+    """A directory as a store: an object is synced before a put returns.
 
-    It may be on a disk or share that is unmounted. The client would make the directory anew
-    where that was; so it has to stay the one that it was at the opening.
+    The directory may be on a disk or share that is unmounted later. The client would then create
+    the directory again under the mount point, so every call checks that it is still the directory
+    of the opening.
     """
 
     def __init__(
@@ -355,7 +356,7 @@ class DirectoryStore(ClientStore):
         try:
             meta = super().put(key, data)
         except Conflict:
-            # It may be ours, from before a crash, and not on the disk yet.
+            # The object may be from before a crash and not synced yet.
             self._sync(key)
             raise
         self._sync(key)
@@ -389,7 +390,7 @@ def _check_piece(key: str, size: int) -> None:
 
 
 def _etag(given: str | None) -> str:
-    """Return a mark without its quotes: some stores have them in one answer and not in another."""
+    """Return an ETag without quotes: some stores quote it in one answer and not in another."""
     return (given or "").strip('"')
 
 
@@ -401,7 +402,7 @@ def _meta(found: Any) -> ObjectMeta:
 # -- failures -----------------------------------------------------------------------------------
 
 THROTTLED_MS: Final = 1_000
-"""The pause of a throttled call; no store says how long it should be."""
+"""The pause of a throttled call; no store returns how long it should be."""
 
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>|\"code\": ?\"(\w+)\"|\"reason\": ?\"(\w+)\"")
@@ -433,21 +434,21 @@ _BLAMED: Final = {
     "RequestTimeTooSkewed": "objects.access_key",
     "AuthenticationFailed": "objects.account_key",
 }
-"""The settings that codes of stores blame."""
+"""The setting that causes each error code of a store."""
 
 
 def failure_of(
     error: BaseException, *, kind: str, verb: str, key: str = "", credentials: str = ""
 ) -> FrazilError:
-    """Return what to raise for an error of the store's client.
+    """Return the Frazil error for an error of the store's client.
 
     Args:
-        error: what the client raised.
+        error: the client's error.
         kind: the kind of the store, as `objects.store` names it.
-        verb: the method of `ObjectStore` that was called, or `open`; a write may have happened in
-            spite of the error.
-        key: the object that it was about.
-        credentials: the setting that credentials come from, to blame if they are refused.
+        verb: the method of `ObjectStore` that was called, or `open`; a write may have succeeded
+            despite the error.
+        key: the key of the call.
+        credentials: the setting of the credentials, named in the error if they are refused.
     """
     text = str(error)
     credentials = credentials or _ROOT
@@ -473,7 +474,7 @@ def failure_of(
 def _without_keys(
     text: str, status: str, credentials: str, facts: dict[str, Any]
 ) -> FrazilError | None:
-    """Return the error of a client that got no credentials."""
+    """Return the error of a client without credentials."""
     is_provided = _PROVIDER.search(text)
     if is_provided is None and _ASKED_FOR_KEYS.search(text) is None:
         return None
@@ -498,7 +499,7 @@ def _missing(
 def _by_code(
     text: str, status: str, code: str, credentials: str, facts: dict[str, Any]
 ) -> FrazilError | None:
-    """Return the error of a code that is known here."""
+    """Return the error of a known code."""
     if code in _THROTTLES or status == "429":
         return Unavailable("store throttles requests", **facts, retry_after_ms=THROTTLED_MS)
     blamed = _BLAMED.get(code, "objects.region" if _REGION in text else "")
@@ -510,7 +511,7 @@ def _by_code(
 def _by_status(
     text: str, status: str, verb: str, endpoint: str, facts: dict[str, Any]
 ) -> FrazilError:
-    """Return the error of a store that gave no code that is known here."""
+    """Return the error of a failure without a known code."""
     writes: dict[str, Any] = (
         {"outcome": "unknown"} if verb in {"put", "put_stream", "delete"} else {}
     )
@@ -524,7 +525,7 @@ def _by_status(
         setting = "objects.allow_http"
         return InvalidRequest("endpoint has no TLS", setting=setting, **facts)
     if _first(_CONNECTION, text) == "Connect":
-        # Nothing was sent, so nothing can have happened.
+        # No request was sent, so no write can have happened.
         writes = {}
     return Unavailable("store does not answer", setting=endpoint, **facts, **writes)
 
@@ -546,11 +547,11 @@ def _options(settings: ObjectsSettings) -> ClientConfig:
 
 
 def _word(value: str | SecretText, setting: str) -> str:
-    """Return a setting that goes into the head of requests.
+    """Return a setting that is sent in a request's header.
 
     Raises:
-        InvalidRequest: if it cannot: a line's end that came with a secret, or a letter beyond
-            ASCII.
+        InvalidRequest: if a header cannot have it: a line end from a secret's file, or a character
+            that is not ASCII.
     """
     text = resolve(value, setting=f"objects.{setting}")
     if not _is_word(text):
@@ -590,8 +591,8 @@ def _s3(settings: ObjectsSettings, location: Location) -> Client:
 def _s3_credentials(settings: ObjectsSettings) -> Any:
     """Return the provider of credentials; None uses the environment and the machine.
 
-    Keys that are written out do not go through the client's own settings: there they would be
-    mixed with a token of the environment that belongs to other keys.
+    Keys from the settings are not passed as the client's settings: the client would combine them
+    with a token of the environment that belongs to other keys.
     """
     access_key = _word(settings.access_key, "access_key")
     secret_key = _word(settings.secret_key, "secret_key")
@@ -635,7 +636,7 @@ def _gcs(settings: ObjectsSettings, location: Location) -> Client:
         config["base_url"] = endpoint
     credentials = resolve(settings.credentials, setting="objects.credentials").strip()
     if credentials == UNSIGNED:
-        # Some requests of the client ask the machine for a token in spite of the first.
+        # Without this option some requests still fetch a token from the machine.
         config |= {"skip_signature": True, "service_account_key": _NOBODY}
     elif credentials:
         is_json = credentials.startswith("{")

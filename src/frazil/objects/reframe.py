@@ -1,4 +1,4 @@
-"""Frame records again that only files have. Pure.
+"""Rebuild frames of records that only files have. Pure.
 
 Records, offsets, times, operations, schema versions and producer runs are those of the journal's
 frames; the borders of frames may differ. A frame has one time and whole runs, so rows are cut
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["FRAME_BYTES", "Reframer", "Runs"]
 
 FRAME_BYTES: Final = 1 << 20
-"""About the most bytes of a frame."""
+"""The approximate limit of a frame's bytes."""
 SALT: Final = b"reframed"
-"""In place of a segment's salt: these frames were never in a segment."""
+"""Used instead of a segment's salt, because these frames were never in a segment."""
 
 
 class _Rows(NamedTuple):
@@ -60,12 +60,12 @@ class Runs:
         return run if run is not None and run.offset + run.records > offset else None
 
     def whole(self, offset: int) -> int:
-        """Return the end of the run that contains `offset` inside, else `offset`."""
+        """Return the end of the run around `offset`, else `offset`."""
         run = self._across(offset)
         return offset if run is None else run.offset + run.records
 
     def begun(self, offset: int, *, first: int) -> int:
-        """Return the beginning of the run that contains `offset`, if above `first`, else `offset`."""
+        """Return the first offset of the run around `offset`, if above `first`, else `offset`."""
         run = self._across(offset)
         return offset if run is None or run.offset <= first else run.offset
 
@@ -96,8 +96,8 @@ class Reframer:
     def frames(self, pieces: Iterable[StoredRows]) -> Iterator[Frame]:
         """Yield the frames of contiguous rows in offset order.
 
-        The last rows are held back until rows of another time follow, so that a caller that stops
-        early has whole runs only.
+        The last rows are kept back until rows of another time follow, so that a caller that stops
+        early has only whole runs.
         """
         held: _Rows | None = None
         for piece in pieces:

@@ -1,8 +1,8 @@
 """Build a broker's data directory from its object store: `frazil restore`.
 
-There is one path: list the store, read the footers, and take the newest backup for everything that
-footers do not have. All files are written next to the target and renamed to it at once: an
-interrupted restore leaves nothing that looks like a data directory.
+A restore lists the store, reads the footers, and uses the newest backup for the state that footers
+do not have. All files are written to a directory next to the target, which is then renamed. So an
+interrupted restore leaves no partial data directory at the target.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = ["OFFSET_MARGIN", "restore"]
 
 SUFFIX: Final = ".restoring"
 OFFSET_MARGIN: Final = 1_000_000
-"""Offsets of a topic that the lost machine may have given out without a trace in the store."""
+"""Offsets of a topic that the lost machine may have assigned without a trace in the store."""
 
 
 def restore(
@@ -75,26 +75,26 @@ def restore(
 ) -> dict[str, Any]:
     """Make `target` the data directory of a broker from its objects; durable on return.
 
-    The report is ready for JSON. Of each topic it has the offsets `[first, end)` of its records,
+    The report is ready for JSON. For each topic it has the offsets `[first, end)` of its records,
     whether they were written to this machine, the ranges whose objects are missing or damaged, and
-    how many offsets from `end` on the backup knew and no object has (`unsaved`).
+    the number of offsets from `end` on that are in the backup but in no object (`unsaved`).
 
     Args:
-        store: has the objects; the restore is recorded there as a backup.
+        store: the store of the objects; the restore is recorded there as a backup.
         target: a directory that does not exist or is empty.
-        settings: of the restored broker; `data_dir` is ignored.
-        file_system: of the target.
+        settings: the settings of the restored broker; `data_dir` is ignored.
+        file_system: the file system of the target.
         clock: for times and new ids.
         local_all: fetch all records, not only those that must be on the machine.
-        broker: which one, if the store has several.
-        offset_margin: how many offsets of a topic may have been given out that the store does not
-            know; they become a gap.
+        broker: the id of the broker, if the store has several.
+        offset_margin: the number of offsets of a topic that may have been assigned without a trace
+            in the store; they become a gap.
 
     Raises:
         Conflict: the target is not empty, an earlier restore was interrupted, or a broker still
             owns the data.
-        NotFound: the store has nothing of a broker.
-        InvalidRequest: it has several brokers and none was named.
+        NotFound: the store has no objects of a broker.
+        InvalidRequest: the store has several brokers and none was named.
         Unavailable: the store or the disk does not answer.
     """
     target = target.rstrip("/") or "/"
@@ -136,7 +136,7 @@ def _planned(
     broker = backup.broker
     named = {each.key for copy in backup.topics for each in copy.descriptors}
     if kept:
-        # Metadata that was not lost is newer than any backup.
+        # Metadata in etcd is newer than any backup.
         epoch = backup.epoch if newest.key else _epoch_last(kept)
         backup = msgspec.structs.replace(backup, topics=kept, epoch=epoch)
     found = find_objects(store, broker, backup.topics, epoch=backup.epoch, named=named)
@@ -188,7 +188,7 @@ def _broker_of(store: ObjectStore, wanted: bytes | None) -> bytes:
 def _kept_by_etcd(
     settings: Settings, clock: Clock
 ) -> tuple[tuple[TopicCopy, ...], list[CursorRow]]:
-    """Return the objects and cursors that etcd has kept; nothing with another backend.
+    """Return the objects and cursors in etcd; empty with another metadata backend.
 
     Raises:
         Conflict: a broker still owns the data.
@@ -210,7 +210,7 @@ def _kept_by_etcd(
         catalog.load()
         cursors: list[CursorRow] = []
         for entry in entries(store, SUBSCRIPTIONS):
-            # Of a damaged row the backup's cursor counts.
+            # If the row is damaged, the backup's cursor is used.
             with contextlib.suppress(msgspec.MsgspecError):
                 cursors.append(msgspec.msgpack.decode(entry.value, type=learnt(CursorRow)))
     finally:
@@ -219,7 +219,7 @@ def _kept_by_etcd(
 
 
 def _take_newer_cursors(state: JournalState, cursors: Sequence[CursorRow]) -> None:
-    """Take cursors of etcd that are newer than the backup's, except damaged ones."""
+    """Use the cursors of etcd that are newer than the backup's, except damaged ones."""
     for row in cursors:
         topic = state.topics.get(row.topic)
         if topic is None or topic.spec.deleted_us:
@@ -353,7 +353,7 @@ class RestoredJournal:
         """Add a frame of records; its offsets continue those of the topic in the journal.
 
         Raises:
-            CorruptionError: if they do not: of an undeclared gap, or of doubled records.
+            CorruptionError: if they do not: an undeclared gap, or duplicate records.
         """
         following = self._state.topics[head.topic].next
         if head.offset != following:
@@ -366,7 +366,7 @@ class RestoredJournal:
         self._put(head._replace(lsn=self._state.lsn + 1), payload, runs)
 
     def gap(self, topic: int, special: SpecialRange) -> None:
-        """Declare a range of offsets to hold no record."""
+        """Declare a range of offsets as a gap or a lost range."""
         payload = msgspec.msgpack.encode((special.end, special.kind, special.reason))
         head = fmt.FrameHead(
             offset=special.first, length=0, crc=0, kind=fmt.KIND_GAP, salt=b"", flags=0, runs=0,
@@ -376,7 +376,7 @@ class RestoredJournal:
         self._put(head, memoryview(payload), b"")
 
     def close(self) -> None:
-        """Write a last marker and make everything durable."""
+        """Write a last marker and make the journal durable."""
         try:
             lsn = self._state.lsn
             marker = fmt.frame_buffers(
@@ -390,7 +390,7 @@ class RestoredJournal:
                 synced=lsn,
                 time_us=max(self._clock.now_us(), self._state.time_us),
             )
-            # The marker says that everything before it is synced: sync first, then write it.
+            # The marker means that all bytes before it are synced: sync first, then write it.
             self._file.sync()
             self._position += write_fully(self._file, self._position, marker[:3])
             self._file.sync()
@@ -424,7 +424,7 @@ class RestoredJournal:
         self._state.apply(head, bytes(payload) if head.kind == fmt.KIND_GAP else b"", decoded)
 
     def _rotate(self) -> None:
-        """Begin the next segment: this one is durable before the next one records its end."""
+        """Begin the next segment; the current one is durable before the next records its end."""
         self._file.sync()
         self._file.close()
         self._begin(segment=self._header.segment + 1, previous_length=self._position)
@@ -457,8 +457,8 @@ def _record_restore(
 ) -> None:
     """Put a backup of the restored state into the store before the new broker can run.
 
-    If the new machine is lost before its own first backup, the next restore must not give out the
-    offsets that it may have given out.
+    If the new machine is lost before its first backup, the next restore must not assign the
+    offsets that this machine may have assigned.
     """
     now_us = clock.now_us()
     topics = tuple(
@@ -494,11 +494,11 @@ def _register(
     file_system: FileSystem,
     clock: Clock,
 ) -> None:
-    """Register the topics' objects; opening makes all other metadata from the journal."""
+    """Register the topics' objects; the opening rebuilds all other metadata from the journal."""
     stores = open_stores(settings, work, file_system=file_system, clock=clock)
     try:
         for topic in plan.topics:
-            # Without any object the rows in etcd stay: reading reports what is missing.
+            # Without any object the rows in etcd are kept: reads report the missing objects.
             if topic.chain.descriptors:
                 register_chain(stores.shared, topic.spec.id, topic.chain, now_us=clock.now_us())
     finally:

@@ -1,7 +1,7 @@
-"""Find a broker's objects in its store and choose those that make up its topics.
+"""Find a broker's objects in its store and choose the objects of its topics.
 
-Restoring and the repair of lost metadata share this path: list the store, read the footers of the
-objects that are not registered anywhere, and chain each topic's objects.
+Restores and the repair of lost metadata both list the store, read the footers of unregistered
+objects, and chain each topic's objects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Chain", "FoundObjects", "chained", "find_objects", "frames_of", "register_chain"]
 
 READS_AT_ONCE: Final = 16
-"""Footers that are read at once."""
+"""The number of footers that are read concurrently."""
 SPARE_OPERATIONS: Final = 8
 LOST: Final = "its object is missing or damaged"
 
@@ -49,15 +49,15 @@ class FoundObjects:
     """A broker's objects in the store."""
 
     candidates: dict[int, list[Descriptor]] = attrs.Factory(lambda: defaultdict(list))
-    """Objects that may be part of each topic."""
+    """The candidate objects of each topic."""
     footers: dict[int, list[Footer]] = attrs.Factory(lambda: defaultdict(list))
-    """The footers that were read, by topic: of objects that the backup does not name."""
+    """The footers of objects that the backup does not name, by topic."""
     unnamed: set[str] = attrs.Factory(set)
     """The keys of these objects."""
     stale: list[str] = attrs.Factory(list)
     """Objects of former owners that the backup does not name: they were never registered."""
     damaged: dict[str, str] = attrs.Factory(dict)
-    """Objects that cannot be read, and why."""
+    """Objects that cannot be read, with the reasons."""
     missing: list[str] = attrs.Factory(list)
     """Registered objects that the store does not have."""
     epoch_last: int = 0
@@ -72,15 +72,15 @@ def find_objects(
     epoch: int,
     named: Container[str] | None = None,
 ) -> FoundObjects:
-    """Return the objects that may be part of a broker's topics.
+    """Return the candidate objects of a broker's topics.
 
     Args:
-        store: where they are.
-        broker: whose they are.
-        topics: the registered objects, of the backup or of metadata that was not lost.
-        epoch: of `topics`: an unregistered object of a lower epoch was never registered.
-        named: the objects that the backup's checkpoint covers; all of `topics` without it. The
-            footers of the others are read, even of registered ones.
+        store: the store of the objects.
+        broker: the broker's id.
+        topics: the registered objects, from the backup or from metadata that was not lost.
+        epoch: the epoch of `topics`: an unregistered object of a lower epoch was never registered.
+        named: the objects that the backup's checkpoint covers; without it all of `topics`. The
+            footers of all other objects are read, even of registered ones.
 
     Raises:
         Unavailable: the store does not answer.
@@ -132,7 +132,7 @@ def _add_registered(
 ) -> None:
     """Add a registered object, if the store has it in its size."""
     key = descriptor.key
-    # A listing may lack recent objects: a registered one is asked for by its key.
+    # A listing may lack recent objects, so registered ones are looked up by key.
     meta_now = None if key in sizes else store.head(key)
     size = sizes.get(key) if meta_now is None else meta_now.size
     if size == descriptor.size:
@@ -146,7 +146,7 @@ def _add_registered(
 def _footers(
     store: ObjectStore, unread: Sequence[tuple[ObjectMeta, KeyParts]]
 ) -> list[tuple[ObjectMeta, Footer | str]]:
-    """Return the footers of objects, or why they cannot be had."""
+    """Return the footers of objects, or the reasons why they cannot be read."""
     with ThreadPoolExecutor(READS_AT_ONCE, thread_name_prefix="frazil-restore") as pool:
         footers = pool.map(lambda each: _footer(store, *each), unread)
         return [(meta, footer) for (meta, _parts), footer in zip(unread, footers, strict=True)]
@@ -168,7 +168,7 @@ def frames_of(store: ObjectStore, descriptor: Descriptor, topic: int) -> Iterato
 
     Raises:
         CorruptionError: a frame is damaged, in a second answer too.
-        NotFound: the object is gone.
+        NotFound: the object does not exist any more.
     """
     for block in ObjectIndex(descriptor).blocks_from(fmt.HEADER_BYTES):
         at, tried_at = 0, -1
@@ -176,7 +176,7 @@ def frames_of(store: ObjectStore, descriptor: Descriptor, topic: int) -> Iterato
             data = store.get(block.key, start=block.start + at, length=block.length - at)
             taken, scan = 0, None
             while taken < len(data) and (scan is None or scan.frames):
-                # The scan stops at gaps: it is continued from the next frame's own offset.
+                # The scan stops at gaps and continues from the offset of the next frame.
                 offset = int.from_bytes(data[taken : taken + 8], "little")
                 scan = scan_frames(data, taken, topic=topic, offset=offset)
                 yield from scan.frames
@@ -210,14 +210,14 @@ class Chain(NamedTuple):
 
 
 def chained(candidates: Iterable[Descriptor], *, start: int = 0) -> Chain:
-    """Choose the objects that hold a topic's records from `start` on.
+    """Choose the objects of a topic's records from `start` on.
 
     Registered objects are adjacent and never overlap. The store may also have objects of former
-    owners and of uploads that were not registered: of two that overlap the one with the higher
+    owners and of uploads that were not registered. If two objects overlap, the one with the higher
     epoch counts, then the one that ends later.
 
     Args:
-        candidates: objects of the topic; duplicates are fine.
+        candidates: objects of the topic; duplicates are allowed.
         start: records below it have expired.
     """
     usable = _uncrossed([found for found in candidates if found.end > start])
@@ -245,10 +245,10 @@ def chained(candidates: Iterable[Descriptor], *, start: int = 0) -> Chain:
 
 
 def _uncrossed(candidates: Sequence[Descriptor]) -> list[Descriptor]:
-    """Leave out objects that contain the beginning or end of an object of a higher epoch.
+    """Drop objects that contain the beginning or end of an object of a higher epoch.
 
-    An owner begins at the end of the registered objects, so an object across such a border was
-    never registered.
+    An owner begins at the end of the registered objects, so an object across this offset was never
+    registered.
     """
     firsts: list[int] = []
     ends: list[int] = []
@@ -286,7 +286,7 @@ def _from(found: Descriptor, first: int) -> Descriptor:
 
 
 def _joined(chosen: Sequence[Descriptor]) -> tuple[Descriptor, ...]:
-    """Let each object begin at the end of the one before, with the hole declared as lost."""
+    """Make each object begin at the end of the one before; holes are declared as lost ranges."""
     found = list(chosen[:1])
     for each in chosen[1:]:
         hole = SpecialRange(found[-1].end, each.first, RANGE_LOST, LOST)

@@ -1,8 +1,8 @@
 """The state of a restored journal, from a backup and the footers of objects. Pure.
 
-The backup has topics, columns, subscriptions and producers as they were. Footers of newer objects
-have newer topics, columns and producers. Offsets that the lost machine may have given out, and that
-no object has, are not given out again.
+The backup has topics, columns, subscriptions and producers of its time. Footers of newer objects
+have newer topics, columns and producers. Offsets that the lost machine may have assigned, and that
+no object has, are not assigned again.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class TopicPlan(NamedTuple):
     spec: TopicSpec
     chain: Chain
     head_known: int
-    """The offset after the last record that the backup knew."""
+    """The offset after the last record in the backup's state."""
     local_from: int | None
-    """Its records from here on are written into the journal; None leaves them in the store."""
+    """Records from this offset on are written into the journal; None leaves them in the store."""
     next_offset: int
-    """The first offset that the restored topic gives out."""
+    """The first offset that the restored topic assigns."""
 
     @property
     def local(self) -> Sequence[Descriptor]:
@@ -55,7 +55,7 @@ class TopicPlan(NamedTuple):
 
     @property
     def unsaved(self) -> int:
-        """Return how many offsets the backup knew and no object has."""
+        """Return the number of offsets that are in the backup's state but in no object."""
         return max(self.head_known - self.chain.end, 0)
 
 
@@ -78,11 +78,11 @@ def plan_restore(
     """Plan the restored journal: its state, and the records to write into it.
 
     Args:
-        backup: the newest one, or an empty one.
+        backup: the newest backup, or an empty one.
         found: the objects in the store.
-        local_all: whether all records are wanted on this machine.
-        offset_margin: how many offsets of a topic may have been given out that the store does not
-            know.
+        local_all: whether all records are written to this machine.
+        offset_margin: the number of offsets of a topic that may have been assigned without a trace
+            in the store.
     """
     state = JournalState()
     if backup.checkpoint:
@@ -102,7 +102,7 @@ def plan_restore(
 
 
 def take_runs(state: JournalState, head: fmt.FrameHead, runs: Sequence[fmt.Run]) -> None:
-    """Put the batches of an object's frame into their producers' windows, unless they are there."""
+    """Add the batches of an object's frame to their producers' windows if they are missing."""
     offset = head.offset
     for run in runs:
         producer = state.producers.get(run.producer) if run.producer else None
@@ -128,7 +128,7 @@ def _define_found(state: JournalState, found: FoundObjects, warnings: list[str])
         known = state.topics.get(topic_id)
         if known is not None and topic_uid(known.spec) != newest.uid:
             warnings.append(
-                f"objects of topic {topic_id} belong to another topic of that number and are left out"
+                f"objects of topic {topic_id} belong to another topic with that id and are ignored"
             )
             found.candidates[topic_id] = [
                 each for each in found.candidates[topic_id] if each.key not in found.unnamed
@@ -145,14 +145,14 @@ def _define_found(state: JournalState, found: FoundObjects, warnings: list[str])
 
 
 def _families(state: JournalState, warnings: list[str]) -> Iterator[TopicSpec]:
-    """Yield the partitioned topics, and parts without objects, that only other parts imply."""
+    """Yield the partitioned topics, and parts without objects, that other parts imply."""
     orphans: dict[int, list[TopicSpec]] = {}
     for topic in state.topics.values():
         spec = topic.spec
         if spec.part_of and not spec.deleted_us and spec.part_of not in state.topics:
             orphans.setdefault(spec.part_of, []).append(spec)
     for parent_id, parts in orphans.items():
-        # Parts have the ids after their parent's.
+        # The ids of parts follow their parent's.
         count = max(part.part_index for part in parts) + 1
         first = parts[0]
         name = first.name.removesuffix(part_name("", first.part_index))
@@ -172,7 +172,7 @@ def _families(state: JournalState, warnings: list[str]) -> Iterator[TopicSpec]:
 
 
 def _settle_names(state: JournalState, warnings: list[str]) -> None:
-    """Mark the older of two topics of one name as deleted: the backup did not know that yet."""
+    """Mark the older of two topics of one name as deleted: it was deleted after the backup."""
     by_name: dict[str, TopicState] = {}
     for topic in sorted(state.topics.values(), key=lambda topic: (topic.spec.created_us, topic.id)):
         if topic.spec.deleted_us:
@@ -199,7 +199,7 @@ def _settle(topic: TopicState, chain: Chain, *, local_all: bool, offset_margin: 
     local_from = _local_from(topic, chain, local_all=local_all)
     kept_below = chain.end if local_from is None else local_from
     for producer in topic.producers.values():
-        # A batch that is in no object is gone: its repeat must be written.
+        # A batch that is in no object is lost: its repeat must be written.
         kept = [sent for sent in producer.window if sent.offset + sent.records <= kept_below]
         producer.window.clear()
         producer.window.extend(kept)
@@ -207,7 +207,7 @@ def _settle(topic: TopicState, chain: Chain, *, local_all: bool, offset_margin: 
     at = chain.end if chain.descriptors else head_known
     topic.start = topic.next = at if local_from is None else local_from
     topic.durable = topic.next
-    # The hold says what is registered: it must not be above what was found.
+    # The hold is the end of registered objects: it must not be above the end of found objects.
     topic.holds.pop(OBJECTS_HOLD, None)
     if chain.descriptors:
         topic.holds[OBJECTS_HOLD] = at
@@ -216,7 +216,7 @@ def _settle(topic: TopicState, chain: Chain, *, local_all: bool, offset_margin: 
 
 
 def _local_from(topic: TopicState, chain: Chain, *, local_all: bool) -> int | None:
-    """Return the offset from which on records must be on this machine, a border of frames.
+    """Return the offset from which on records must be on this machine; it is a frame's first.
 
     The newest rows of a keyed topic are looked up by key, and the lake takes records from files.
     """

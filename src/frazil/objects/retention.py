@@ -1,8 +1,8 @@
-"""Which objects may go, and how they go: expiry by policy, then collection of garbage (F26, F28).
+"""Removal of objects: expiry by policy, then collection of garbage (F26, F28).
 
 Expiry removes descriptors and condemns their objects by rows in the metadata; a later cycle deletes
-them. Objects that were never registered are found by listing the store FIRST and reading the
-metadata THEN, so that an upload that registers meanwhile is seen. A list alone deletes nothing.
+the objects. Objects that were never registered are found by listing the store FIRST and reading the
+metadata THEN, so that an upload that registers in between is seen. Listing alone deletes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OBJECTS_HOLD: Final = "objects"
 """The hold of records that are not uploaded yet."""
 DELETE_KEYS_MAX: Final = 1_000
 COLLECT_GRACE_US: Final = 7 * 86_400 * 1_000_000
-"""Objects that nothing registered are kept for a week."""
+"""Objects that were never registered are kept for a week."""
 UNREGISTERED: Final = "nothing registered it"
 
 
@@ -49,16 +49,16 @@ def expired_below(
     bytes_max: int | None = None,
     needed: int | None = None,
 ) -> int:
-    """Return the offset below which the topic's objects may go; `start` if none may.
+    """Return the offset below which the topic's objects may be removed; `start` if none may.
 
-    Only whole objects go, the oldest first.
+    Only whole objects are removed, the oldest first.
 
     Args:
         picture: the topic's objects.
-        now_us: the wall clock; None if it jumped lately: then nothing expires by age.
-        age_us: how long objects are kept; None is for ever.
-        bytes_max: how many bytes of the topic are kept; None is any.
-        needed: the lowest offset that a subscription or an open reader needs, None without one.
+        now_us: the wall clock; None if it jumped recently: then no object expires by age.
+        age_us: the age up to which objects are kept; None is for ever.
+        bytes_max: the bytes of the topic that are kept; None is no limit.
+        needed: the lowest offset that a subscription or an open reader needs, or None.
     """
     limit = picture.uploaded if needed is None else needed
     below, later = picture.start, picture.bytes
@@ -78,23 +78,23 @@ class Collected(NamedTuple):
     deleted: list[Garbage]
     """Condemned in an earlier cycle, deleted in this one."""
     condemned: list[ObjectMeta]
-    """Never registered and old enough: a later cycle deletes them."""
+    """Objects never registered and old enough: a later cycle deletes them."""
     spared: int
-    """Objects that were never registered and are too young to be judged."""
+    """The number of unregistered objects that are too young to be garbage."""
     suspended: str = ""
-    """The reason why nothing was examined, if so."""
+    """The reason why the cycle examined no object, if it did not."""
 
 
 class Collector:
     """Collects the garbage of one broker. Cycles run one after another; any thread may call.
 
     Args:
-        store: where the objects are.
-        catalog: knows which of them are in use.
-        clock: for the age of objects; their own times are the store's.
+        store: the store of the objects.
+        catalog: the registered objects, which are in use.
+        clock: for the age of objects; the objects' times are the store's.
         broker: the id in the keys of this broker; other keys are never touched.
         grace_us: the age at which an object that was never registered is garbage.
-        is_suspect: tells whether the metadata may lack registered objects.
+        is_suspect: returns whether the metadata may lack registered objects.
     """
 
     def __init__(
@@ -154,25 +154,25 @@ class Collector:
 
     def _delete(self, going: Sequence[Garbage]) -> Iterator[Garbage]:
         for start in range(0, len(going), DELETE_KEYS_MAX):
-            # Checked again right before: an object in use must never go.
+            # Checked again right before the deletion: an object in use must never be deleted.
             used = self._catalog.keys_in_use()
             page = [row for row in going[start : start + DELETE_KEYS_MAX] if row.key not in used]
             self._store.delete([row.key for row in page])
-            # First the objects, then their rows: after a crash they are deleted once more.
+            # First the objects, then their rows: after a crash the objects are deleted again.
             self._catalog.forget_garbage([row.key for row in page])
             for row in page:
                 event("object_deleted", key=row.key, why=row.why)
                 yield row
 
     def _unregistered(self, now_us: int) -> tuple[list[ObjectMeta], int]:
-        """Return the objects that were never registered, and how many are too young."""
+        """Return the objects that were never registered, and the number of too young ones."""
         candidates: list[ObjectMeta] = []
         for meta in listed(self._store, f"{self._broker.hex()}/"):
             parts = parse_key(meta.key)
-            # A later owner's objects are not this one's to judge.
+            # Only a later owner decides about its objects.
             if parts is not None and parts.epoch <= self._catalog.epoch:
                 candidates.append(meta)
-        # Only now: an object that was registered during the listing is in use by now.
+        # Read the references only now: an object registered during the listing is in use.
         known = self._catalog.keys_in_use() | {row.key for row in self._catalog.garbage()}
         strays = [meta for meta in candidates if meta.key not in known]
         found = [meta for meta in strays if meta.modified_us + self._grace_us <= now_us]
@@ -200,14 +200,14 @@ class ObjectsRetention:
     def run(self) -> None:
         """Expire objects by the policies of their topics, then delete garbage."""
         failure: FrazilError | None = None
-        # Topics that are no longer uploaded, too: their objects also expire.
+        # Topics that are no longer uploaded are included: their objects expire too.
         for runtime in list(self._objects.runtimes.values()):
             try:
                 self._expire(runtime)
             except (Unavailable, Closed):
                 raise
             except FrazilError as error:
-                # One topic must not keep the others from expiring.
+                # A failing topic must not stop the expiry of others.
                 failure = failure or error
         self.drop_deleted()
         self.collector.cycle(unregistered=False)
@@ -223,7 +223,7 @@ class ObjectsRetention:
         # No claim on records may begin between the decision and its effect: subscriptions begin
         # under the first lock, readers under the second.
         with self._engine.control_lock, runtime.log.pinning:
-            # After a restore only objects may have what a hold keeps.
+            # After a restore only objects may have the records of a hold.
             held = list(runtime.state.holds.items())
             needed = [offset for name, offset in held if name != OBJECTS_HOLD]
             pinned = source.pinned(topic_id)
@@ -245,7 +245,7 @@ class ObjectsRetention:
         event("objects_expired", topic=runtime.name, objects=len(gone), bytes=size)
 
     def _policy(self, runtime: TopicRuntime) -> dict[str, int]:
-        """Return how long and how much of a topic is kept; empty if everything is."""
+        """Return the age and bytes up to which a topic is kept; empty if all of it is kept."""
         spec, settings = runtime.state.spec, self._settings
         if spec.primary_key:
             # A keyed topic's rows are its state: a new machine needs all of them.
@@ -271,7 +271,7 @@ class ObjectsRetention:
                 if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
                     continue
             elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
-                # The definition may have been lost: these objects are what is left of a topic.
+                # The definition may have been lost, and the objects may be the topic's only copy.
                 continue
             self._objects.catalog.drop(topic_id)
             event("topic_objects_dropped", topic_id=topic_id)

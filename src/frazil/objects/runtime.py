@@ -1,7 +1,8 @@
-"""`db.objects`: topics in an object store. Threads upload them; publishing never waits for that.
+"""`db.objects`: topics in an object store. Threads upload them; publishes never wait for uploads.
 
-One thread decides which uploads are due, others upload, each a topic at a time. A topic that fails
-pauses and is tried again; the others go on. Registered objects move their topic's hold, in batches.
+One thread decides which uploads are due; other threads upload, each one topic at a time. A topic
+that fails pauses and is tried again; other topics continue. Holds move to the end of registered
+objects, in batches.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ __all__ = ["LOCATION_KEY", "Objects", "unreadable"]
 
 UPLOAD_THREADS: Final = 4
 ACK_TIMEOUT_S: Final = 60.0
-"""The longest wait of a publish that wants to be uploaded."""
+"""The longest wait of a publish with `ack="uploaded"`."""
 TICK_S: Final = 0.05
 TICK_TOPIC_S: Final = 100e-6
-"""The tick is at least this long for each topic: thousands of idle topics must not cost a core."""
+"""The minimum tick per topic: thousands of idle topics must not use a whole core."""
 RECOVER_S: Final = 5.0
 GRACE_S: Final = 1.0
-"""A program that ends earlier uploads only what it asked for."""
+"""A program that ends earlier uploads only on request."""
 HOLDS_S: Final = 1.0
 """The interval at which the holds of all topics move together."""
 RETENTION_CHECK_S: Final = 60.0
@@ -88,18 +89,18 @@ class ObjectsTopic:
         self.runtime = runtime
         self.id = runtime.state.id
         self.name = runtime.name
-        # The next tick finds the waiting publishers.
+        # The next tick finds the waiting publishes.
         self.waits = TierWaits(lambda: None, timeout_s=ACK_TIMEOUT_S)
         self.uploading = threading.Lock()
-        """Held by the thread that uploads it."""
+        """The thread that uploads the topic has this lock."""
         self.begun_at: float | None = None
-        """When its last upload began, by the monotonic clock; None before the first."""
+        """The time of its last upload's start, by the monotonic clock; None before the first."""
         self.failures = 0
         self.trouble_seen: Trouble | None = None
         """Its last counted failure."""
         self.stopped = LOST if self._lacks_objects() else ""
-        """Why it is not uploaded, until its registered objects are found."""
-        # The objects may be found in a moment: waiting publishers are not refused yet.
+        """The reason why it is not uploaded, until its registered objects are found."""
+        # The objects may be found soon, so waiting publishes are not refused yet.
         self.waits.delay = self.stopped
         self.note()
 
@@ -110,19 +111,19 @@ class ObjectsTopic:
 
     @property
     def uploaded(self) -> int:
-        """Return the offset below which the store has everything."""
+        """Return the offset below which the store has all records."""
         return self.picture.uploaded
 
     @property
     def missing(self) -> int:
-        """Return how many offsets are durable here and not uploaded."""
+        """Return the number of offsets that are durable here and not uploaded."""
         first = self.picture.uploaded
         if not self.picture.known:
             first = self._objects.frames.available(self.id)[0]
         return max(self.runtime.state.durable - first, 0)
 
     def note(self) -> None:
-        """Wake publishers that wait for what is uploaded now."""
+        """Wake publishes whose records are uploaded now."""
         self.waits.grew(self.runtime.part, self.uploaded)
 
     def resume(self) -> None:
@@ -131,12 +132,12 @@ class ObjectsTopic:
         self.waits.refuse(self.stopped)
 
     def hold_wanted(self) -> int | None:
-        """Return the offset to move its hold to, None if it is there."""
+        """Return the offset to move its hold to, None if the hold need not move."""
         held = self.runtime.state.holds.get(OBJECTS_HOLD)
         if self.stopped:
             return None
         if not self.picture.known:
-            # Nothing is registered: all records have to be kept.
+            # No object is registered, so all records must be kept.
             return 0 if held is None else None
         uploaded = min(self.uploaded, self.runtime.state.durable)
         return uploaded if held is None or held < uploaded else None
@@ -146,7 +147,7 @@ class ObjectsTopic:
         return self.uploaded < end and not self.waits.refusal
 
     def check_uploaded(self, end: int) -> None:
-        """Raise `Unavailable` unless everything below an offset is uploaded."""
+        """Raise `Unavailable` unless all records below an offset are uploaded."""
         if self.uploaded < end:
             raise Unavailable(
                 "records are not uploaded yet; they are safe here and will be",
@@ -183,7 +184,7 @@ class ObjectsTopic:
         }
 
     def _lag(self, now_us: int) -> dict[str, Any]:
-        """Return how far the store lags: in records, about how many bytes, and seconds."""
+        """Return the store's lag: records, approximate bytes, and seconds."""
         records = self.missing
         first = self.runtime.state.durable - records
         size, oldest_us = 0, 0
@@ -209,7 +210,7 @@ class Objects:
     """
 
     waiting_interval_s = 1.0
-    """Publishers that wait for `uploaded` make their topic's upload due, at most this often."""
+    """The shortest interval between uploads that waiting publishes make due."""
 
     def __init__(self, engine: Instance) -> None:
         self._engine = engine
@@ -217,7 +218,7 @@ class Objects:
         self.clock = engine.clock
         self.topics: dict[int, ObjectsTopic] = {}
         self.runtimes: dict[int, TopicRuntime] = {}
-        """All open topics: those that are no longer uploaded can have objects, too."""
+        """All open topics: topics that are no longer uploaded may still have objects."""
         self.failures = 0
         """Failed uploads since the start."""
         self.store: ObjectStore | None = None
@@ -225,11 +226,11 @@ class Objects:
         self._opened_at = engine.clock.monotonic()
         self._work: SimpleQueue[ObjectsTopic | None] = SimpleQueue()
         self._queued: set[int] = set()
-        """Topics that wait for an upload thread, or have one."""
+        """Topics that wait for an upload thread or are being uploaded."""
         self._uploaders: list[threading.Thread] = []
         self._is_recovered = False
         self._never = threading.Event()
-        """Never set: waiting for it lets time pass."""
+        """Never set: waiting for it is a pause."""
         self._task = Task(
             "frazil-objects",
             self._round,
@@ -239,7 +240,7 @@ class Objects:
             expected=lambda error: self._task.stopping and isinstance(error, Closed),
         )
         self.errors = self._task.errors
-        """Unexpected errors of the threads, by step; they go on."""
+        """Unexpected errors of the threads, by step; the threads continue."""
         self.catalog = ObjectCatalog(
             engine.stores.shared, clock=engine.clock, epoch=lambda: engine.ownership.epoch
         )
@@ -268,17 +269,17 @@ class Objects:
         self.runtimes[runtime.state.id] = runtime
 
     def unbind(self, topic_id: int) -> None:
-        """Remove a deleted topic; its objects go after the grace."""
+        """Remove a deleted topic; its objects are deleted after the grace."""
         self.runtimes.pop(topic_id, None)
         found = self.topics.pop(topic_id, None)
         if found is not None:
             found.waits.refuse("the topic was deleted")
 
     def load(self) -> list[Control]:
-        """Add all topics with objects; return the frames that settle their holds."""
+        """Add all topics with objects; return the frames that set or drop their holds."""
         if self.store is not None:
             _check_location(self._engine, self.catalog, self._reader_store)
-            # Only now: the journal knows the broker's id.
+            # Only now does the journal have the broker's id.
             self.frames = TopicFrames(self.runtimes)
             self.uploader = Uploader(
                 self.store,
@@ -301,7 +302,7 @@ class Objects:
     def changed(self, runtimes: Sequence[TopicRuntime]) -> None:
         """Start or stop the uploads of topics whose definition changed, with their holds; durable.
 
-        The caller has the control lock: no record of a topic goes before its hold exists.
+        The caller has the control lock: no record of a topic is removed before its hold exists.
         """
         for runtime in runtimes:
             for control in self._settled(runtime):
@@ -340,7 +341,7 @@ class Objects:
             self._task.start()
 
     def wake(self) -> None:
-        """Have the thread look at all topics now."""
+        """Have the thread check all topics now."""
         self._task.wake()
 
     def recover(self) -> None:
@@ -378,7 +379,7 @@ class Objects:
         event("objects_found", topic=topic.name, objects=len(chain.descriptors), end=chain.end)
 
     def _round(self) -> None:
-        """Queue the uploads that are due, and do what else is."""
+        """Queue the uploads that are due, and run other steps that are due."""
         if not self._is_recovered:
             if self._task.is_due("recover", RECOVER_S):
                 self._task.run("recover", self.recover)
@@ -433,7 +434,7 @@ class Objects:
             return
         topic.failures += 1
         self.failures += 1
-        # Each try has another key in its facts: the message tells whether the trouble is new.
+        # The key in the error differs with each try, so messages are compared to log new errors.
         if before is None or trouble.error.message != before.error.message:
             warn("upload_failed", topic=topic.name, error=str(trouble.error))
 
@@ -441,7 +442,7 @@ class Objects:
         """Move the holds of uploaded records, those of all topics in one group."""
         pending: list[Pending] = []
         log = self._engine.log
-        # Under the lock no hold is dropped that would be put back here.
+        # Under the lock no hold can be dropped and then set again here.
         with self._engine.control_lock:
             for topic in self.all_topics:
                 offset = topic.hold_wanted()
@@ -456,7 +457,7 @@ class Objects:
             waiter.result()
 
     def run_once(self) -> None:
-        """Do a whole round in this thread, for simulations."""
+        """Run one round of all steps in this thread, for simulations."""
         self.recover()
         for topic in self.all_topics:
             if not topic.stopped:
@@ -464,7 +465,7 @@ class Objects:
         self.move_holds()
 
     def stop(self) -> None:
-        """End the threads; an upload under way gets a moment, and the next process continues it."""
+        """End the threads after a short wait; the next process continues unfinished uploads."""
         deadline = self.clock.monotonic() + CLOSE_S
         was_running = self._task.is_running
         for _ in self._uploaders:
@@ -485,11 +486,11 @@ class Objects:
     # -- calls -------------------------------------------------------------------------------------
 
     def flush(self, topic: str | None = None, timeout_s: float = FLUSH_TIMEOUT_S) -> dict[str, int]:
-        """Upload everything that is durable; return the uploaded offsets by topic.
+        """Upload all durable records; return the uploaded offsets by topic.
 
         Args:
-            topic: one topic, or a partitioned one; all with objects without it.
-            timeout_s: how long to wait.
+            topic: one topic, or a partitioned one; None means all topics with objects.
+            timeout_s: the longest wait.
 
         Raises:
             Unavailable: if it takes too long, or a topic is stopped; the records are safe here.
@@ -522,7 +523,7 @@ class Objects:
         return found
 
     def backup(self) -> dict[str, Any]:
-        """Back the metadata up to the store now; return what the backup has, ready for JSON.
+        """Back the metadata up to the store now; return a description of the backup for JSON.
 
         Raises:
             InvalidRequest: if no store is set.
@@ -553,7 +554,7 @@ class Objects:
         return list(self.topics.values())
 
     def uploaded(self, topic_id: int) -> int:
-        """Return the offset below which the store has everything of a topic, 0 without objects."""
+        """Return the offset below which the store has all records of a topic, 0 without objects."""
         found = self.topics.get(topic_id)
         return 0 if found is None or found.stopped else found.uploaded
 
@@ -575,7 +576,7 @@ class Objects:
         }
 
     def _totals(self, topics: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return all topics together; counters begin with the engine."""
+        """Return the totals of all topics; counters begin with the engine."""
         lags = [each["lag_seconds"] for each in topics.values() if each["lag_seconds"] is not None]
         summed = ("lag_records", "lag_bytes", "objects", "bytes")
         states = [each["state"] for each in topics.values()]
@@ -599,7 +600,7 @@ def unreadable(objects: Objects) -> list[dict[str, Any]]:
 def _check_location(engine: Instance, catalog: ObjectCatalog, store: ObjectStore) -> None:
     """Record the store's location; after a change of the setting check that objects are there.
 
-    A broker that uploaded to another location would divide its history.
+    Uploads to a second location would divide the topics' history.
 
     Raises:
         InvalidRequest: the location of the settings lacks the newest registered object.

@@ -1,7 +1,7 @@
-"""The object store interface: few calls, each with one meaning on every kind of store.
+"""The object store interface: few calls, each with the same meaning on every kind of store.
 
-Keys are relative to the configured root and have only the characters that Frazil puts into them.
-`RetryingStore` adds retries to any store: bounded, with jitter, and paid from a budget (F24).
+Keys are relative to the configured root and have only the characters that Frazil uses.
+`RetryingStore` adds retries to any store: bounded, with jitter, and limited by a budget (F24).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
 ]
 
 PIECE_BYTES_MAX: Final = 8 << 20
-"""The most bytes of one upload that are in flight, and the size of its parts."""
+"""The limit of the bytes in flight of one upload, and the size of its parts."""
 LIST_KEYS_MAX: Final = 1_000
 REQUESTS_MAX: Final = 16
-"""Requests under way at once."""
+"""The limit of concurrent requests."""
 RETRY_TIMEOUT_S: Final = 120.0
 """The deadline of a call, all its tries included."""
 RETRY_DELAY_S: Final = 0.1
-"""The longest first pause before a further try; it doubles with each."""
+"""The limit of the first pause before a further try; it doubles with each try."""
 RETRY_DELAY_MAX_S: Final = 20.0
 RETRY_RATIO: Final = 0.2
 """Further tries as a share of calls, beyond the saved budget."""
@@ -51,7 +51,7 @@ class ObjectMeta(NamedTuple):
     key: str
     size: int
     etag: str
-    """The store's own mark of this content; empty if it has none."""
+    """The store's ETag of this content; empty if it has none."""
     modified_us: int
 
 
@@ -59,30 +59,30 @@ class ObjectStore(Protocol):
     """One root in one store. Any thread may call; each call blocks until it is done.
 
     Every method raises `InvalidRequest` for a setting that the store refuses (credentials, bucket,
-    endpoint; `setting` names it), and `Unavailable` for trouble that may pass, with
-    `retry_after_ms` if the store throttles. A failed write that may have happened has
-    `outcome="unknown"`: look before writing again.
+    endpoint; `setting` names it), and `Unavailable` for errors that may be temporary, with
+    `retry_after_ms` if the store throttles. A failed write that may have succeeded has
+    `outcome="unknown"`: check the object before writing again.
     """
 
     def put(self, key: str, data: Buffer) -> ObjectMeta:
-        """Create an object of at most `PIECE_BYTES_MAX`; nothing is ever replaced.
+        """Create an object of at most `PIECE_BYTES_MAX`; an existing object is never replaced.
 
         Raises:
-            Conflict: the key has an object, perhaps from an earlier try of this very call.
+            Conflict: the key has an object, perhaps from an earlier try of this call.
         """
 
     def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
         """Write an object from pieces; it becomes visible whole or not at all.
 
         At most `PIECE_BYTES_MAX` of it are in flight. An object of the same key is replaced. An
-        error of the pieces' iterator is raised as it is, and nothing is written.
+        error of the pieces' iterator is raised unchanged, and no object is written.
         """
 
     def get(self, key: str, *, start: int, length: int) -> bytes:
         """Return the bytes `[start, start + length)`.
 
         Raises:
-            NotFound: there is no such object, or it ends before.
+            NotFound: there is no such object, or it is shorter.
         """
 
     def head(self, key: str) -> ObjectMeta | None:
@@ -95,14 +95,14 @@ class ObjectStore(Protocol):
         """
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; absent ones are fine."""
+        """Remove objects; absent ones are ignored."""
 
     def close(self) -> None:
         """Close the connections."""
 
 
 def asked_pause_s(error: FrazilError) -> float:
-    """Return the pause that the store asked for, 0 without one."""
+    """Return the pause that the store requested, 0 without one."""
     asked_ms = error.details.get("retry_after_ms")
     return asked_ms / 1000 if isinstance(asked_ms, int | float) else 0.0
 
@@ -110,15 +110,15 @@ def asked_pause_s(error: FrazilError) -> float:
 class RetryingStore:
     """An `ObjectStore` that retries calls of another one.
 
-    A deadline bounds all tries of a call. Pauses are random up to a length that doubles. Further
-    tries are paid from a budget that calls fill, so that a store that is down gets few more calls
-    than one that works. At most `requests_max` calls are under way.
+    A deadline bounds all tries of a call. Pauses are random up to a length that doubles. Calls fill
+    a budget of further tries, so that a failing store gets only few more calls than a working one.
+    At most `requests_max` calls run at once.
 
     A put that is tried again may find the object of its first try: verify after a `Conflict`. A
     stream is written once.
 
     Attributes:
-        retries: how many further tries were made.
+        retries: the number of further tries so far.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class RetryingStore:
         """Wrap a store.
 
         Args:
-            store: is closed with this one.
+            store: the wrapped store; it is closed with this one.
             timeout_s: the deadline of a call, all its tries included; `RETRY_TIMEOUT_S` without it.
             clock: for deadlines and jitter.
-            requests_max: how many calls may be under way at once.
-            sleep: lets time pass; without it a pause that `close` ends.
+            requests_max: the limit of concurrent calls.
+            sleep: waits; the default is a pause that `close` ends.
         """
         self.retries = 0
         self._store = store
@@ -185,7 +185,7 @@ class RetryingStore:
                     return call()
             except Unavailable as error:
                 if error.details.get("outcome") == "unknown":
-                    # Any of the tries may have written.
+                    # Any of the tries may have written the object.
                     outcome = {"outcome": "unknown"}
                 pause_s = self._pause_after(error, tries)
                 late = self._clock.monotonic() + pause_s >= deadline
@@ -195,13 +195,13 @@ class RetryingStore:
             self._sleep(pause_s)
 
     def _pause_after(self, error: Unavailable, tries: int) -> float:
-        """Return a random pause up to a length that doubles, after the pause the store asked for."""
+        """Return a random pause up to a length that doubles, plus the store's requested pause."""
         longest_s = min(RETRY_DELAY_MAX_S, math.ldexp(RETRY_DELAY_S, min(tries - 1, 30)))
         chance = int.from_bytes(self._clock.random_bytes(4), "little") / 2**32
         return asked_pause_s(error) + longest_s * chance
 
     def _pay(self) -> bool:
-        """Take one further try from the budget; tell whether there was one."""
+        """Take one further try from the budget; return whether there was one."""
         with self._lock:
             if self._budget < 1:
                 return False
@@ -211,11 +211,11 @@ class RetryingStore:
 
     @contextmanager
     def _admitted(self, deadline: float) -> Iterator[None]:
-        """Wait until another call may be under way.
+        """Wait until another call may run.
 
         Raises:
-            Unavailable: none may until the deadline.
-            Closed: the store was closed meanwhile.
+            Unavailable: no call may run before the deadline.
+            Closed: the store was closed during the wait.
         """
         left_s = max(deadline - self._clock.monotonic(), 0.0)
         if not self._under_way.acquire(timeout=left_s):

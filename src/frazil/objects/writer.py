@@ -1,11 +1,11 @@
-"""Uploads topics, object by object; a crash at any step loses and doubles nothing.
+"""Uploads of topics, object by object; a crash at any step loses and duplicates no record.
 
-The steps of an object, each a point at which a crash is harmless (`docs/internals/objects.md`):
+The steps of an object; a crash after any of them is harmless (`docs/internals/objects.md`):
 
     begun       the metadata has the intent to write it
     written     the store has answered, with an error of unknown outcome or without one
     verified    size, trailer and footer were read back
-    registered  the metadata has its descriptor; `uploaded` has moved, the intent is gone
+    registered  the metadata has its descriptor; `uploaded` has moved, the intent is removed
 
 Two pieces of an upload are in memory: one is sent while the next is built.
 """
@@ -45,7 +45,7 @@ INDEX_BYTES: Final = 1 << 20
 RANGES_MAX: Final = 1_000
 """An object ends after this many gaps, so that its descriptor stays small."""
 TAIL_BYTES: Final = 64 << 10
-"""Bytes that the first read of an object's end fetches; they hold most footers whole."""
+"""The bytes of the first read of an object's end; they contain most footers."""
 RETRY_DELAY_S: Final = 0.5
 RETRY_DELAY_MAX_S: Final = 60.0
 WAITING_DELAY_S: Final = 2.0
@@ -56,7 +56,8 @@ GONE: Final = "gone before it was uploaded"
 class ObjectBuilder:
     """Reads a topic's frames once, from an offset up to a size or an end, and builds their object.
 
-    The object ends before a damaged frame; one that begins with it raises `CorruptionError`.
+    The object ends before a damaged frame. If its first frame is damaged, `CorruptionError` is
+    raised.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class ObjectBuilder:
                 self.offset = gap.end
                 continue
             if self.frames and frames[0].head.offset < self.offset:
-                # Frames that were made from files have other borders: the next object begins here.
+                # Frames made from files have other borders, so the next object begins here.
                 return
             before = self.frames
             yield frames
@@ -213,7 +214,7 @@ def find_written(store: ObjectStore, intent: Intent) -> Descriptor | None:
     try:
         footer = read_tail(store, meta)
     except CorruptionError:
-        # One damaged answer does not mean that the object is damaged.
+        # Read again: the answer may be damaged although the object is not.
         footer = read_tail(store, meta)
     if (footer.first, footer.epoch) != (intent.first, intent.epoch):
         raise CorruptionError("object is not the one of its key", key=intent.key)
@@ -293,11 +294,11 @@ class Uploader:
     # -- failures ----------------------------------------------------------------------------------
 
     def retry(self, topic_id: int) -> None:
-        """Let a topic be tried again at once."""
+        """Permit the next try of a topic at once."""
         self.troubles.pop(topic_id, None)
 
     def due(self, topic_id: int, *, is_waiting: bool = False) -> bool:
-        """Return whether a topic may be tried now; waiting publishers shorten the pause."""
+        """Return whether a topic may be tried now; waiting publishes shorten the pause."""
         trouble = self.troubles.get(topic_id)
         if trouble is None:
             return True
@@ -322,9 +323,9 @@ class Uploader:
     # -- the cycle ---------------------------------------------------------------------------------
 
     def cycle(self, topic_id: int, *, is_waiting: bool = False) -> bool:
-        """Upload one object of a topic; False if there was nothing to do or it failed.
+        """Upload one object of a topic; return False if there was no work or it failed.
 
-        A failure is recorded in `troubles` and tried again later; other topics go on.
+        A failure is recorded in `troubles` and tried again later; other topics continue.
         """
         if not self.due(topic_id, is_waiting=is_waiting):
             return False
@@ -390,9 +391,9 @@ class Uploader:
         return True
 
     def _write(self, key: str, head: list[bytearray], rest: Iterator[bytearray] | None) -> None:
-        """Write an object; on return it was written, or the outcome is unknown."""
+        """Write an object; on return it is written, or the outcome is unknown."""
         try:
-            # A conflict: the key is unique to this intent, an earlier try of this write arrived.
+            # The key is unique to this intent, so a conflict means that an earlier try succeeded.
             with contextlib.suppress(Conflict):
                 if rest is None:
                     self._store.put(key, head[0])
@@ -407,7 +408,7 @@ class Uploader:
             found = find_written(self._store, intent)
         except CorruptionError as error:
             self._catalog.abandon(topic_id, why="it was damaged on its way")
-            # Not the journal's damage: the same range is uploaded again under another key.
+            # The journal is not damaged: the same range is uploaded again under another key.
             raise Unavailable(
                 "object is damaged in the store, it is uploaded again", key=intent.key, reason=error
             ) from error
@@ -425,7 +426,7 @@ class Uploader:
     def _bytes_max(self, topic_id: int) -> int:
         """Return an object's size: half of it after each failure, down to one request.
 
-        A store that answers only most requests would else never take an object of many parts.
+        Otherwise a store that fails some requests could never receive an object of many parts.
         """
         halved = self.object_bytes_max >> min(self._failures(topic_id), 63)
         return min(self.object_bytes_max, max(halved, PIECE_BYTES_MAX // 2))
