@@ -92,7 +92,7 @@ def table_properties(definition: TableDefinition, *, side: bool = False) -> dict
     """Return the properties that a new table gets."""
     properties = {
         "format-version": str(FORMAT_VERSION),
-        # Without it Iceberg keeps no bounds beyond the hundredth column, wherever this one is.
+        # Without it Iceberg stores no bounds after the hundredth column; this one may be later.
         f"write.metadata.metrics.column.{OFFSET}": "full",
         # Metadata stays small: the catalog removes old files of it with each commit.
         "write.metadata.delete-after-commit.enabled": "true",
@@ -171,8 +171,9 @@ def _new_location(definition: TableDefinition, clock: Clock, *, suffix: str = ""
 def _partition_spec(definition: TableDefinition, schema: Schema) -> PartitionSpec:
     """Return the table's partitions: the topic's.
 
-    Parts are none: each would multiply the files of every commit, and what it would spare, reading
-    the offsets of files with several parts, happens only when every mark of ours is gone.
+    A topic's parts are not partitions: they would multiply the files of every commit. They would
+    only save reading the offsets of files with several parts, which happens only if all of Frazil's
+    watermarks are lost.
     """
     names = partition_names(definition.schema, definition.partition_by)
     columns = {topic_column_id(each): each.name for each in definition.schema}
@@ -207,7 +208,7 @@ def _sort_order(definition: TableDefinition, schema: Schema) -> SortOrder:
 
 
 def _checked(table: TableName, loaded: Loaded, definition: TableDefinition) -> TableMetadata:
-    """Return a table's metadata if it is one of this topic and of a form that is known."""
+    """Return a table's metadata if it belongs to this topic and has a known format."""
     metadata = TableMetadataUtil.parse_raw(loaded.metadata.decode())
     owner = metadata.properties.get(TOPIC_ID)
     if owner is None:
@@ -256,7 +257,7 @@ def _check_columns(
     text = metadata.properties.get(SCHEMA_VERSION, "")
     if not text.isdecimal():
         raise Conflict(
-            "table does not say which version its columns have, set its property",
+            "table has no property with the version of its columns, set it",
             table=table,
             property=SCHEMA_VERSION,
             found=text,

@@ -1,8 +1,8 @@
 """The commit protocol: moves one plan into its table, at most once, whatever fails.
 
-Look, verdict, rejects, main, property: `docs/internals/lake.md` has each step and what a crash
-there leaves. There is no state here: a run that died is repeated from its first step, by this
-process or another, at the same time or later.
+Look, verdict, rejects, main, property: `docs/internals/lake.md` has each step and the effect of a
+crash there. The protocol has no state: a run that was cut off is repeated from its first step, by
+this process or another, at the same time or later.
 """
 
 from __future__ import annotations
@@ -140,13 +140,13 @@ def commit(
     attempts: int = 5,
     progress: Callable[[str], None] = lambda _step: None,
 ) -> CommitResult:
-    """Move a plan into its table. May be called again and again, and by several at once.
+    """Move a plan into its table. Calls may be repeated and may run concurrently.
 
-    `pause` waits that many seconds; `progress` is called with each of `STEPS` when it was reached.
+    `pause` waits that many seconds; `progress` is called with each of `STEPS` that is reached.
 
     Raises:
-        Unavailable: if catalog or storage could not be reached, or outcomes stayed unknown.
-        FrazilError: what the stages or a write said, if trying again would not help.
+        Unavailable: if catalog or storage cannot be reached, or outcomes stay unknown.
+        FrazilError: a permanent error of the stages or of a write.
     """
     run = CommitAttempt(tables, stages, request, pause=pause, attempts=attempts, progress=progress)
     while True:
@@ -183,7 +183,7 @@ class CommitAttempt:
         self._judged: tuple[Ends, Verdict] | None = None
 
     def turn(self) -> CommitResult | None:
-        """Look and go as far as possible; None if something failed and has to be looked at."""
+        """Look and continue as far as possible; None if a failure needs another look."""
         view = self._load(self._plan.table)
         if not isinstance(view, TableState):
             return view
@@ -236,7 +236,7 @@ class CommitAttempt:
             return None
 
     def _decide(self, view: TableState) -> Decision:
-        """Compare; what an earlier look of this run has shown counts as remembered."""
+        """Decide; the watermarks of this run's earlier looks count as remembered."""
         request = self._request
         known = Known(
             self._plan.topic_id,
@@ -275,7 +275,7 @@ class CommitAttempt:
     # -- failing --
 
     def _failed(self, error: FrazilError) -> None:
-        """Count a failure of a write and wait. What it left is not touched: it may be live."""
+        """Count a failure of a write and wait. Its files are not touched: they may be live."""
         self._error = error
         if isinstance(error, Conflict):
             self._conflicts += 1
@@ -288,7 +288,7 @@ class CommitAttempt:
             self._pause(PAUSE_SECONDS * 2.0 ** (failures - 1))
 
     def _gave_up(self, view: TableState, decision: Decision) -> CommitResult | None:
-        """Tell what failed too often, after a look that has shown that it is not in the table."""
+        """Raise the repeated error, after a look has shown that the plan is not in the table."""
         error = self._error
         if error is None:
             return None

@@ -1,7 +1,7 @@
-"""A way to the catalog: where it is, how it is asked, and what its failures mean.
+"""The connection to the catalog: its address, its calls and its errors.
 
-PyIceberg does the asking. Added are a time limit on every call, the metadata as it came over the
-wire (its model takes 50 ms for a table of 500 snapshots), and Frazil's errors.
+PyIceberg makes the calls. This module adds a time limit on every call, the raw metadata of the
+answer (PyIceberg's model takes 50 ms for a table of 500 snapshots), and Frazil's errors.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Response(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _LimitedAdapter(HTTPAdapter):
-    """Gives every request a time limit: without one a catalog that hangs stops its caller."""
+    """Sets a time limit for every request: without one a hanging catalog stops its caller."""
 
     def __init__(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -83,7 +83,7 @@ class RestTables(RestCatalog):
         for scheme in ("http://", "https://"):
             session.mount(scheme, _LimitedAdapter(self._timeout_seconds))
         if urlsplit(self.uri).hostname in _LOOPBACK:
-            # The machine's proxy cannot reach what listens on this machine alone.
+            # The machine's proxy cannot reach services on the loopback address.
             session.trust_env = False
         return session
 
@@ -94,7 +94,7 @@ class RestTables(RestCatalog):
         if response.status_code == 404:
             raise theirs.NoSuchTableError(str(table))
         if response.status_code != 200:
-            # PyIceberg's own call turns the answer into the error that it is.
+            # PyIceberg converts the answer to its error.
             self.load_table(tuple(table))
             raise theirs.ServerError(f"status {response.status_code}")
         found = msgspec.json.decode(response.content, type=learnt(_Response))
@@ -132,9 +132,9 @@ def load(catalog: Catalog, table: TableName) -> Loaded:
 
 @contextlib.contextmanager
 def calls(action: str, *, writes: bool = False, **facts: object) -> Iterator[None]:
-    """Turn what a catalog or its storage raises into Frazil's errors.
+    """Convert the errors of a catalog or its storage to Frazil's errors.
 
-    With `writes` a connection that broke leaves the outcome open: `CommitUnknown`.
+    With `writes` the outcome of a broken connection is unknown: `CommitUnknown`.
     """
     try:
         yield

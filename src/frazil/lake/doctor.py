@@ -1,4 +1,4 @@
-"""Look at everything the lake needs on this machine, and say for each failure what to do.
+"""Check the lake's requirements on this machine, and report a remedy for each failure.
 
 Nothing is fetched, started or changed. A probe file in the warehouse is removed again.
 """
@@ -44,11 +44,11 @@ def examine(
     environment: Mapping[str, str] = os.environ,
     bundled_java: str | None = None,
 ) -> list[Check]:
-    """Return one check after another; none of them keeps the others from being made.
+    """Yield one check after another; a failed check does not stop the others.
 
     Args:
-        settings: what the lake would run with.
-        environment: where Java and the cache are looked up.
+        settings: the lake's settings.
+        environment: the variables that locate Java and the cache.
         bundled_java: see `find_java`.
     """
     data_dir = os.path.abspath(settings.data_dir)
@@ -116,7 +116,7 @@ def _jars(directory: str) -> Iterator[Check]:
 
 
 def _catalog(run_directory: str) -> Iterator[Check]:
-    """Ask the catalog of the data directory, if it runs."""
+    """Check the catalog of the data directory, if it runs."""
     from frazil.lake.catalog.address import read_address
 
     address = read_address(run_directory, file_system=RealFileSystem())

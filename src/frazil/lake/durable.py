@@ -89,7 +89,7 @@ def make_durable(
 def _synced(
     catalog: Catalog, table: TableName, settled: Ends, file_system: FileSystem
 ) -> dict[int, str]:
-    """Sync once; return, by snapshot of ours, a file that is gone, not whole or not readable."""
+    """Sync once; return, by snapshot of Frazil, a missing, incomplete or unreadable file."""
     loaded = load(catalog, table)
     metadata = parse_metadata(loaded.metadata, table)
     with readable(table):
@@ -112,8 +112,9 @@ def _synced(
 def _unsettled(metadata: TableMetadata, settled: Ends) -> tuple[list[Snapshot], bool]:
     """Return the snapshots of `main` whose files may not be synced, newest first.
 
-    All with a higher watermark, wherever they are; and those of others since the newest that is
-    settled. If no watermark is left at all, everything that the newest has: then True.
+    These are all snapshots with a higher watermark, and other programs' snapshots since the newest
+    settled one. Without any watermark the result is the newest snapshot with all its files, and
+    True.
     """
     found: list[Snapshot] = []
     marked = met = False
@@ -146,7 +147,7 @@ class _Sync:
         self._roots = roots
         self._done: set[str] = set()
         self.wrong: dict[int, str] = {}
-        """By snapshot, a file that is gone, not whole or not readable."""
+        """By snapshot, a missing, incomplete or unreadable file."""
 
     def snapshot(self, io: FileIO, snapshot: Snapshot, *, everything: bool) -> None:
         """Sync the list of a snapshot, the manifests it added, and the files that these added."""
@@ -173,13 +174,13 @@ class _Sync:
                     self.wrong[sid] = data.file_path
 
     def file(self, location: str, size: int | None) -> bool:
-        """Sync a file; False if it is gone or has another size. Elsewhere is fine."""
+        """Sync a file; False if it is missing or has another size. Remote files count as synced."""
         path = _local(location)
         if path is None or path in self._done:
             return True
         if not self._file(path, size):
             return False
-        # Hadoop keeps a checksum file for each file, and refuses to read a file that does not
+        # Hadoop writes a checksum file for each file, and refuses to read a file that does not
         # match.
         directory, name = os.path.split(path)
         self._file(os.path.join(directory, f".{name}.crc"), None)
@@ -223,7 +224,7 @@ class _Sync:
         except OSError as error:
             if error.errno in _UNABLE:
                 return
-            # To sync again would say yes, though the bytes are gone.
+            # Another sync would succeed although the bytes are lost.
             raise CorruptionError(
                 "file of the table cannot be synced, its records are still held: check the disk of "
                 "lake.warehouse and `frazil verify`, then `frazil lake resume`",

@@ -1,7 +1,7 @@
 """Bring a table's columns to the topic's next version: one catalog commit for each version.
 
-Columns are identified by the ids that a topic gives them, so that a rename stays one and a new
-column under an old name does not get the old one's values. Iceberg's own field ids are kept.
+The topic's column ids identify the columns, so a rename stays a rename, and a new column under an
+old name does not get the old one's values. Iceberg's field ids stay.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def evolve(
 ) -> int:
     """Bring a table to version `wanted` of its topic, one commit a version; return the version.
 
-    `columns` gives the topic's columns at a version. A table that is there or further already is
-    left alone. May run on two machines at once: each version is made once.
+    `columns` returns the topic's columns at a version. A table with this version or a later one is
+    not changed. This may run on two machines at once: each version is committed once.
 
     Raises:
-        Conflict: the table is not this topic's, or another program changed its columns; with the
-            fact. Nothing was changed by the step that failed.
+        Conflict: the table belongs to another topic, or another program changed its columns. The
+            failed step changed nothing.
         NotFound: there is no such table.
         Unavailable: the catalog cannot be reached, or others keep changing the table.
     """
@@ -120,7 +120,7 @@ def _version(table: TableName, loaded: Table, topic_id: str) -> int:
         return int(properties[SCHEMA_VERSION])
     except (KeyError, ValueError) as error:
         raise Conflict(
-            "table does not say which version its columns have, set its property",
+            "table has no property with the version of its columns, set it",
             table=table,
             property=SCHEMA_VERSION,
         ) from error
@@ -164,7 +164,7 @@ def next_schema(
 
     Raises:
         Conflict: another program added a column of a name that the topic uses now.
-        InvalidRequest: the change is none that a topic can make.
+        InvalidRequest: a topic cannot make this change.
     """
     ids = itertools.count(last_id + 1)
     fields = _Change(table, ids).fields(found.fields, list(before), list(after), path="")
@@ -296,10 +296,10 @@ def _check_partition_names(table: TableName, loaded: Table, found: Schema, new: 
 
 
 def match(table: TableName, found: Schema, topic: pa.Schema, *, partitioned: bool) -> None:
-    """Compare a table's columns with a topic's; others may have added columns that can be null.
+    """Compare a table's columns with a topic's; other programs may have added nullable ones.
 
     Raises:
-        Conflict: a column is gone, of another type, or cannot be left empty; with the fact.
+        Conflict: a column is missing, of another type, or required.
     """
     compare(table, found, iceberg_schema(topic, partitioned=partitioned))
 

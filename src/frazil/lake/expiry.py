@@ -1,7 +1,7 @@
 """Keep a table's metadata small: expire snapshots, never rows.
 
 Iceberg writes all snapshots into each new metadata file, so a table without expiry writes with the
-square of its commits. Data files of the snapshots that are kept stay.
+square of its commits. The data files of the remaining snapshots stay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 SNAPSHOTS_MAX: Final = 500
 METADATA_BYTES_MAX: Final = 1 << 20
 SNAPSHOTS_MIN: Final = 20
-"""Readers and writers that have just looked find their snapshot again."""
+"""The newest snapshots always stay, so that running readers and writers keep theirs."""
 METADATA_PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "50",
@@ -55,11 +55,10 @@ def expirable(
 ) -> list[int]:
     """Return the snapshots to expire, oldest first; none while both limits hold.
 
-    Once a limit is reached half of it stays, so that expiry is rare. These stay whatever the
-    limits: the newest `snapshots_min` of `main`, the heads of branches and tags, the newest with a
-    watermark, for each part the newest that has its highest, and all of `main` above those: a
-    snapshot is found from its children alone. Without them only the table's property would have
-    the watermark.
+    Once a limit is reached half of it stays, so that expiry is rare. These always stay: the newest
+    `snapshots_min` of `main`, the heads of branches and tags, the newest with a watermark, for each
+    part the newest that has its highest, and all of `main` above those: a snapshot can be reached
+    only from its children. Without them only the table's property would have the watermark.
 
     The table's property must be set to its watermark before these are expired.
     """
@@ -103,18 +102,18 @@ def expire_snapshots(
 ) -> dict[str, int]:
     """Expire snapshots of a table that has too many, or too much metadata; return the figures.
 
-    The property is set first: were the worker to die in between, or another program to expire the
-    remaining snapshots, the table still has its watermark.
+    The property is set first, so the table keeps its watermark if the worker crashes in between, or
+    if another program expires the remaining snapshots.
 
     Raises:
         NotFound: there is no such table.
         Conflict: another program changed the table; try again later.
-        CommitUnknown, Unavailable: the catalog failed; what happened is safe either way.
+        CommitUnknown, Unavailable: the catalog failed; both outcomes are safe.
     """
     loaded = load(catalog, table)
     view = state_of(catalog, table, loaded)
     metadata = parse_metadata(loaded.metadata, table)
-    # Another topic's commit came late: its watermark must not become the table's property.
+    # A late commit of another topic: its watermark must not become the table's property.
     chosen = (
         []
         if view.strays

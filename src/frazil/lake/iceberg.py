@@ -145,7 +145,7 @@ def united(*sources: Mapping[int, Iterable[Range]]) -> Ranges:
 
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
-    """Return what is left of ranges, by part, without those of others."""
+    """Subtract other ranges from ranges, by part."""
     return {part: own - others.get(part, ()) for part, own in ranges.items()}
 
 
@@ -159,7 +159,7 @@ def ranges_between(lows: Ends, highs: Ends) -> Ranges:
 
 
 def decode_ranges(properties: Mapping[str, str], key: str) -> Ranges:
-    """Return what a table's property says.
+    """Return the value of a table's property.
 
     Raises:
         CorruptionError: if that cannot be read.

@@ -2,7 +2,7 @@
 
 They come from the repositories of `spark.jars.repositories` in `lake.spark.conf`, else from the one
 that Spark's own resolver uses by default; `http_proxy` and `https_proxy` are respected. A file gets
-its name in the cache only after its SHA-256 was right, and is checked again at each start.
+its name in the cache only after its SHA-256 check, and is checked again at each start.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ REPOSITORIES: Final = "spark.jars.repositories"
 DEFAULTS: Final = "org/apache/ivy/core/settings/repository.properties"
 """The file in Ivy's jar that names the default repository of Spark's resolver."""
 FETCH_TIMEOUT_S: Final = 60.0
-"""A repository that sends nothing for so long is given up."""
+"""The time limit for a silent repository."""
 _PIECE_BYTES: Final = 1 << 20
 Progress = Callable[[int, int], None]
 """Called with the bytes that are there and the bytes that there will be."""
@@ -179,7 +179,7 @@ def _repositories(conf: Mapping[str, str]) -> list[str]:
     """Return the addresses of the repositories, in the order in which they are tried.
 
     Raises:
-        InvalidRequest: one is no address of a kind that can be fetched from.
+        InvalidRequest: an address has an unsupported scheme.
         Unavailable: none is configured and Spark's own default is not found.
     """
     given = [each.strip() for each in conf.get(REPOSITORIES, "").split(",")]
@@ -266,7 +266,7 @@ class Ready(NamedTuple):
 
 
 def jars_directory(settings: Settings, environment: Mapping[str, str]) -> str:
-    """Return where the jars are kept: `lake.spark.jars_dir`, else the user's cache directory."""
+    """Return the directory of the jars: `lake.spark.jars_dir`, else the user's cache directory."""
     given = settings.lake.spark.jars_dir
     return os.path.abspath(given) if given else cache_directory(environment)
 

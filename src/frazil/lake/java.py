@@ -53,7 +53,7 @@ _ASK_SECONDS_MAX: Final = 60
 _TEXT_BYTES_MAX: Final = 1 << 16
 _SETTING: Final = re.compile(r"^\s+(java\.home|java\.version) = (.*)$", re.MULTILINE)
 _FOREIGN: Final = ("SPARK_CONF_DIR", "SPARK_ENV_LOADED", "PYSPARK_SUBMIT_ARGS", "SPARK_REMOTE")
-"""Variables that would bring the settings of another Spark, or another kind of session."""
+"""Variables that would add another Spark's settings, or start another kind of session."""
 
 
 @attrs.frozen
@@ -199,7 +199,7 @@ def shim_script(real: str) -> str:
 
 
 def cache_directory(environment: Mapping[str, str]) -> str:
-    """Return where jars are kept for all data directories of a user, by the XDG rules."""
+    """Return the user's cache directory for jars, shared by all data directories (XDG)."""
     base = environment.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):
         home = environment.get("HOME", "") or os.path.expanduser("~")

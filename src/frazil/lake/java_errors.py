@@ -1,8 +1,8 @@
-"""Java's failures in Frazil's words: one sentence with the cause, the table and what to do.
+"""Convert Java's failures to Frazil's errors: one sentence with cause, table and remedy.
 
-`causes_of` walks from what PySpark raised to the root; `meaning_of` is pure. A failure during a
-write is `Conflict` only where Iceberg itself says that nothing of ours was committed; whatever is
-not known to be harmless is `CommitUnknown`. The whole trace goes to the worker's log.
+`causes_of` follows the causes of PySpark's exception to the root; `meaning_of` is pure. A failure
+during a write is `Conflict` only if Iceberg reports that nothing was committed; every other failure
+that is not known to be harmless is `CommitUnknown`. The worker's log gets the whole trace.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Cause(NamedTuple):
 
 
 def causes_of(error: BaseException) -> list[Cause]:
-    """Return the links from what was raised to its root."""
+    """Return the links from the raised exception to its root."""
     java: Any = None
     if isinstance(error, Py4JJavaError):
         java = error.java_exception
@@ -56,14 +56,14 @@ def causes_of(error: BaseException) -> list[Cause]:
             causes.append(Cause(java.getClass().getSimpleName(), "" if text is None else str(text)))
             java = java.getCause()
     except (Py4JError, OSError) as lost:
-        # The JVM went away while it was asked why.
+        # The JVM ended during the look at its exception.
         causes.append(Cause(type(lost).__name__, str(lost)))
     return causes or [Cause(type(error).__name__, str(error))]
 
 
 @contextlib.contextmanager
 def java_calls(action: str, table: TableName | str, *, writes: bool = False) -> Iterator[None]:
-    """Turn what Spark, Iceberg or Java raise into Frazil's errors; the trace goes to the log."""
+    """Convert errors of Spark, Iceberg or Java to Frazil's errors; log the trace."""
     try:
         yield
     except (PySparkException, Py4JError, OSError) as error:
@@ -76,7 +76,7 @@ def java_calls(action: str, table: TableName | str, *, writes: bool = False) -> 
 
 
 def _trace(error: BaseException) -> str:
-    """Return everything that is known of a failure, in as many lines as it takes."""
+    """Return the whole trace of a failure."""
     try:
         return str(error)
     except (Py4JError, OSError, AssertionError):
@@ -199,7 +199,7 @@ _MEANINGS: Final = (
 
 
 def meaning_of(causes: Sequence[Cause], *, action: str, table: str, writes: bool) -> FrazilError:
-    """Return what a failure means to the caller: the first meaning that fits any of its links."""
+    """Return the error for the caller: the first meaning that fits any link of the failure."""
     table_of_meanings = (*_WRITE_MEANINGS, *_MEANINGS) if writes else _MEANINGS
     for meaning in table_of_meanings:
         for cause in causes:
@@ -225,7 +225,7 @@ def _error(
 
 
 def _sentence(cause: Cause) -> str:
-    """Return a cause on one line: its class and the first line of what it says."""
+    """Return a cause on one line: its class and the first line of its message."""
     first = re.sub(r"\s+", " ", cause.text.strip().split("\n", 1)[0])
     text = f"{cause.name}: {first}" if first else cause.name
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[:TEXT_CHARACTERS_MAX] + "…"

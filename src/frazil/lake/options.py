@@ -39,7 +39,7 @@ def check_lake_topic(
     """Refuse a table for a topic that cannot have one.
 
     Raises:
-        InvalidRequest: with the reason, or with what to install.
+        InvalidRequest: with the reason, or with the package to install.
     """
     if not has_tiers:
         raise InvalidRequest("a topic with a lake needs memory.enabled", topic=name)

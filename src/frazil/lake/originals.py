@@ -1,7 +1,7 @@
 """A rejected record as text: all of it, so that it can be published again.
 
-JSON in UTF-8, one object with the topic's columns by name; what is null is left out. Values keep
-what JSON would lose:
+JSON in UTF-8, one object with the topic's columns by name, without nulls. Values that JSON would
+change are encoded:
 
     timestamps    a number, in microseconds; in milliseconds for columns of seconds or milliseconds
     date          a number, the days since 1970

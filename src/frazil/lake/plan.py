@@ -144,10 +144,10 @@ class PartSets(NamedTuple):
 def plan_parts(
     parts: Iterable[PartSets], *, bytes_max: int, files_max: int
 ) -> tuple[int, tuple[PartRange, ...]]:
-    """Choose what the next plan takes: whole sets of one schema version, oldest first.
+    """Choose the sets of the next plan: whole sets of one schema version, oldest first.
 
-    Of all parts those with the lowest schema version go first, so that a plan never spans a change
-    of columns. At least one set is taken, however large; more of them up to the limits.
+    Parts with the lowest schema version come first, so that a plan never spans a change of columns.
+    A plan has at least one set of any size, and more of them up to the limits.
 
     Returns:
         The schema version and the ranges; no ranges if there is nothing to move.
@@ -231,9 +231,9 @@ WRITER_BYTES_MAX: Final = 128 << 20
 
 
 def plan_bytes(lake: LakeSettings) -> int:
-    """Return how much one plan may take, so that its writers keep to a quarter of Java's heap.
+    """Return a plan's size limit, so that its writers use at most a quarter of Java's heap.
 
-    They never hold more than a row group each; if that is too much, they get less to write.
+    A writer never holds more than a row group; if that is too much, the plan gets smaller.
     """
     memory = lake.worker.heap_bytes // 4
     enough = writers_of(lake.spark.conf) * WRITER_BYTES_MAX
@@ -249,11 +249,11 @@ def part_sets(
     version: int = 1,
     gaps: Sequence[SpecialRange] = (),
 ) -> PartSets:
-    """Return the sets of one topic or part that its table does not have all of.
+    """Return the sets of one topic or part that are not completely in its table.
 
-    `gaps` are the ranges without records that the topic knows: where files begin after one that
-    was declared, or there are none any more, a set without files leads up to them. It has the
-    version of the columns after it, else the present one.
+    `gaps` are the topic's declared ranges without records. If files begin after such a gap, or
+    there are no files left, a set without files covers the gap. It has the schema version of the
+    set after it, else the current one.
     """
     sets = [_staged_set(span, path) for span in picture.spans if span.end > committed]
     begin = sets[0].first if sets else picture.flushed

@@ -1,4 +1,4 @@
-"""Plans that run: persisted before they are sent, their files kept until the outcome is known."""
+"""Running plans: persisted before they are sent, with their files pinned until the outcome."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class OperatorOverrides(msgspec.Struct, frozen=True):
 
 
 class LakePlans:
-    """The lake's rows in the metadata, and the pins of the files that plans name.
+    """The lake's rows in the metadata, and the pins of the plans' files.
 
-    If the metadata is lost with a plan in it, another plan is made; the table's fence keeps the
-    two apart.
+    If the metadata is lost with a plan in it, another plan is made; the table's fence admits only
+    one of the two.
     """
 
     def __init__(self, store: MetadataStore, disk: DiskTier) -> None:
@@ -60,7 +60,7 @@ class LakePlans:
     def load(self, uid: str) -> Plan | None:
         """Return a topic's persisted plan with its files pinned; None without one that can run.
 
-        A plan whose files are not all there any more is dropped: it could not be read.
+        A plan with missing files is dropped: it could not be read.
         """
         entry = self._store.get(f"{PLANS}{uid}")
         if entry is None:
@@ -78,7 +78,7 @@ class LakePlans:
         return plan
 
     def keep(self, uid: str, plan: Plan) -> bool:
-        """Pin a plan's files and keep them from being merged; False if one of them is gone."""
+        """Pin a plan's files against merges; False if one of them is missing."""
         files = self._files(plan)
         if files is None:
             return False
@@ -94,7 +94,7 @@ class LakePlans:
         return True
 
     def _files(self, plan: Plan) -> list[DiskFile] | None:
-        """Return the files of a plan, None if one of them is gone."""
+        """Return the files of a plan, None if one of them is missing."""
         topics = sorted({each.topic for each in plan.parts})
         found = [planned_files(self._disk.picture(topic), plan.parts) for topic in topics]
         return None if None in found else [file for some in found for file in some or ()]
@@ -105,7 +105,7 @@ class LakePlans:
         self._store.commit(Transaction(puts={f"{PLANS}{uid}": value}))
 
     def drop(self, uid: str, *, committed_us: int | None = None) -> None:
-        """Forget a plan whose outcome is known, and let its files go; remember when that was."""
+        """Delete a plan whose outcome is known, unpin its files, and record the time."""
         last = {} if committed_us is None else {f"{LAST}{uid}": committed_us.to_bytes(8, "big")}
         self._store.commit(Transaction(puts=last, deletes=(f"{PLANS}{uid}",)))
         self.release(uid)
@@ -123,10 +123,10 @@ class LakePlans:
                 self._disk.planned.get(file.topic, {}).pop(file.name, None)
             pin.close()
 
-    # -- what else is remembered -------------------------------------------------------------------
+    # -- overrides and lineage ---------------------------------------------------------------------
 
     def overrides(self, uid: str) -> OperatorOverrides:
-        """Return what was decided about a topic's table."""
+        """Return the operator's decisions about a topic's table."""
         entry = self._store.get(f"{OVERRIDES}{uid}")
         if entry is None:
             return OperatorOverrides()
@@ -137,7 +137,7 @@ class LakePlans:
             return OperatorOverrides(paused=True)
 
     def set_overrides(self, uid: str, overrides: OperatorOverrides) -> None:
-        """Remember what was decided; durable on return."""
+        """Store the operator's decisions; durable on return."""
         key = f"{OVERRIDES}{uid}"
         if overrides == OperatorOverrides():
             self._store.commit(Transaction(deletes=(key,)))
@@ -145,15 +145,15 @@ class LakePlans:
             self._store.commit(Transaction(puts={key: msgspec.msgpack.encode(overrides)}))
 
     def forget(self, uid: str) -> None:
-        """Forget everything about a topic that is gone."""
+        """Delete all rows of a deleted topic."""
         keys = tuple(f"{prefix}{uid}" for prefix in (PLANS, OVERRIDES, LAST))
         self._store.commit(Transaction(deletes=keys))
         self.release(uid)
 
     def put_aside(self, uid: str, lineage_ends: Ends) -> None:
-        """Forget what a topic without a lake does not need; it may get its lake back.
+        """Delete the rows that a topic without a lake does not need.
 
-        Where its lineage ends is kept for that.
+        The end of its lineage stays, as the topic may get its lake back.
         """
         key = f"{OVERRIDES}{uid}"
         left = (

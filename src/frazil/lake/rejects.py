@@ -1,4 +1,4 @@
-"""`db.lake.rejects(topic)`: the records that a topic's table could not take.
+"""`db.lake.rejects(topic)`: the records that a topic's table rejected.
 
 They are rows of the side table, read by PyIceberg without Spark. Rows at or above the main table's
 watermark do not count yet: a commit that is running may have written them. Rows are never removed;
@@ -7,8 +7,8 @@ offsets (`frazil.lake.iceberg`). A range covers the accepted records between two
 settling all of them is one range.
 
 `replay` publishes a record under an idempotent producer named after the reject and marks it after
-the ack. A crash in between leaves the reject open; replayed again, the topic drops the duplicate,
-as long as it remembers the producer (`topics.producers`).
+the ack. A crash in between leaves the reject open; after another replay the topic drops the
+duplicate, as long as it remembers the producer (`topics.producers`).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["Reject", "RejectKey", "Settled", "TopicRejects", "settled_ranges"]
 
 CHUNK_RECORDS: Final = 256
-"""So many records are published before they are marked."""
+"""The number of records published before they are marked."""
 MARKS_BYTES_MAX: Final = 64 << 10
-"""Each version of a table's metadata carries the marks, so they must stay small."""
+"""The limit is small because each version of a table's metadata has the marks."""
 MARKS: Final = {"replayed": "frazil.rejects-replayed", "dropped": "frazil.rejects-dropped"}
 FACTS: Final = ("stage", "reason", "field", "schema_version")
 ORIGINAL: Final = ("schema_version", "encoding", "original")
@@ -120,7 +120,7 @@ class _Side(NamedTuple):
 
 
 class TopicRejects:
-    """The rejects of one topic. Iterating gives those that are not settled."""
+    """The rejects of one topic. Iterating yields those that are not settled."""
 
     def __init__(self, lake: Lake, topic: LakeTopic) -> None:
         self._lake = lake
@@ -135,9 +135,9 @@ class TopicRejects:
         return [each for each in found if settled or each.state == "open"]
 
     def show(self, offset: int, *, part: int | None = None) -> dict[str, Any]:
-        """Return all that is known of a reject, with its values by column as `record`.
+        """Return all facts of a reject, with its values by column as `record`.
 
-        Timestamps are the numbers that were published, as they may be beyond what a date can be.
+        Timestamps are the published numbers, as they may be out of the range of dates.
 
         Raises:
             NotFound: there is no such reject.
@@ -294,7 +294,7 @@ class TopicRejects:
         for key in keys:
             row = rows.get(key)
             if row is None:
-                raise NotFound("reject is gone from its table", offset=key.offset)
+                raise NotFound("reject is no longer in its table", offset=key.offset)
             if row["encoding"] != ENCODING:
                 raise CorruptionError(
                     "original of a reject has an unknown encoding, of a newer version perhaps",

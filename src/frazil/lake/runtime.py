@@ -152,10 +152,10 @@ class Lake:
             self.begin()
 
     def leave(self, name: str, *, confirm: bool) -> None:
-        """Stop committing a topic and drop the lake's hold; its table stays.
+        """Stop committing a topic and remove the lake's hold; its table stays.
 
-        Called before the definition changes: a crash in between leaves a topic with a lake whose
-        hold is made again, never a hold that nothing moves.
+        Called before the definition changes: after a crash in between the topic still has a lake
+        and its hold is created again; a hold without a lake cannot remain.
 
         Raises:
             InvalidRequest: if the topic has a lake and `confirm` is missing.
@@ -180,7 +180,7 @@ class Lake:
 
         Raises:
             InvalidRequest: if the topic had no lake.
-            Unavailable: if the catalog cannot be reached; the topic is gone, its table is not.
+            Unavailable: if the catalog cannot be reached; the topic is deleted, its table is not.
         """
         found = self.topics.get(spec.name)
         if found is not None:
@@ -232,7 +232,7 @@ class Lake:
 
     def _work(self) -> None:
         wanted = self._is_wanted()
-        # `hello` has the address of the catalog, so the catalog comes first.
+        # `hello` has the catalog's address, so the catalog starts first.
         uri = self.catalog.uri()
         self.worker.wanted = (wanted or self._needs > 0) and uri is not None
         if uri not in {None, self._worker_uri}:
@@ -253,7 +253,7 @@ class Lake:
         return self._started or old or any(each.waits.is_asked() for each in active)
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Run a function between two rounds of the lake's thread and return what it returns.
+        """Run a function between two rounds of the lake's thread; return its result.
 
         Raises:
             Unavailable: the present round does not end in time.
@@ -267,7 +267,7 @@ class Lake:
             self.wake()
 
     def stop(self) -> None:
-        """End the thread and the children; a commit under way gets its time."""
+        """End the thread and the children; a running commit gets time to finish."""
         self._task.stop()
         if self._tiers is not None:
             self.worker.stop(self._task.wait)
@@ -326,7 +326,7 @@ class Lake:
             )
 
     def status(self) -> dict[str, Any]:
-        """Return what the lake does, by topic, ready for JSON."""
+        """Return the lake's state, by topic, ready for JSON."""
         topics = list(self.topics.values())
         if self._tiers is None or not topics:
             return {"state": "off", "topics": {}}
@@ -394,11 +394,11 @@ class Lake:
             return {}
 
     def adopt(self, topic: str, *, confirm: bool = False) -> dict[str, Any]:
-        """Continue after the end of a table that this topic did not fill; return what was done.
+        """Continue after the end of a table that this topic did not fill; return the changes.
 
         The topic's head is raised to the table's end with a declared gap, so that no offset is used
-        twice. Own records at offsets that the table has filled stay readable in the log and do not
-        get into the table: `left_out` has their offsets.
+        twice. The topic's records at offsets below that end stay readable in the log and are not
+        committed: `left_out` has their offsets.
 
         Raises:
             InvalidRequest: if the table is another topic's, or own records would be left out, and
@@ -447,8 +447,8 @@ class Lake:
             InvalidRequest: if the topic has no lake, or is keyed.
             NotFound: if there is no such topic, or it has no table yet.
             Conflict: if the table is another topic's.
-            CorruptionError: if a file of the table is gone or cannot be read.
-            Unavailable: if Spark does not come, is lost, or takes too long.
+            CorruptionError: if a file of the table is missing or cannot be read.
+            Unavailable: if Spark does not start, is lost, or takes too long.
         """
         from frazil.lake.verify import verify_topic
 
@@ -472,7 +472,7 @@ class Lake:
     def ask_worker(
         self, op: str, body: Mapping[str, Any], progress: Callable[[Answer], None] | None = None
     ) -> Pending:
-        """Send a request that only reads; its answer's body or error settles what is returned.
+        """Send a read-only request; return its pending answer.
 
         Raises:
             Unavailable: if there is no worker that is ready.
@@ -519,7 +519,7 @@ def _read_error(answer: Answer) -> FrazilError:
 
 
 def topic_facts(topic: LakeTopic, tiers: Tiers, worker: LakeWorker, now_us: int) -> dict[str, Any]:
-    """Describe one topic with a lake: state, how far it is, what waits and why."""
+    """Describe one topic with a lake: state, watermark, lag and the reason."""
     committed = topic.waits.reached or topic.remembered()
     durable = topic.durable()
     state: str = topic.state if topic.state != "stopped" else f"stopped: {topic.reason}"
@@ -648,9 +648,9 @@ READY_S: Final = 5.0
 
 
 class LakeCatalog:
-    """Starts the catalog when it is needed and knows where it is.
+    """Starts the catalog when it is needed and has its address.
 
-    Starting takes a moment and is done by the first caller, as a rule the lake's thread.
+    The first caller, usually the lake's thread, starts it, which takes a moment.
     """
 
     def __init__(

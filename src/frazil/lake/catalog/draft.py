@@ -272,7 +272,7 @@ class Draft:
             log = self.metadata["snapshot-log"]
             time_ms = self._now_ms if self._updated_ms is None else self._updated_ms
             self._updated_ms = time_ms
-            # Readers refuse a log whose times go back: a client's clock must not make one.
+            # Readers refuse a log with decreasing times, which a client's clock could cause.
             if log:
                 time_ms = max(time_ms, log[-1]["timestamp-ms"])
             self._set("snapshot-log", [*log, {"snapshot-id": number, "timestamp-ms": time_ms}])

@@ -1,6 +1,6 @@
-"""Metadata files: read, written create-only and durable, deleted when a table has outgrown them.
+"""Metadata files: read, written create-only and durable, deleted when a table has too many.
 
-Locations are as tables name them: an absolute path or a `file:` URI. The embedded catalog keeps its
+Locations are those of the tables: an absolute path or a `file:` URI. The embedded catalog keeps its
 warehouse on the local disk; a location elsewhere is refused with that reason.
 """
 
@@ -95,7 +95,7 @@ class Loaded(msgspec.Struct, frozen=True):
 class MetadataFiles:
     """The metadata files of all tables. All methods may be called from any thread.
 
-    A file never changes under its name, so what was read once is kept, up to a limit.
+    A file never changes under its name, so files that were read are cached, up to a limit.
     """
 
     def __init__(self, *, file_system: FileSystem, clock: Clock, warehouse: str) -> None:
@@ -254,7 +254,7 @@ GC_ENABLED: Final = "gc.enabled"
 def purge(
     dropped: Loaded, *, others: Sequence[str], file_system: FileSystem, warehouse: str
 ) -> int:
-    """Delete what a dropped table's metadata names below its own location; return how many files.
+    """Delete a dropped table's files below its own location; return how many.
 
     Nothing is deleted if another table's metadata is below the location too, or if the table's
     location is not below the warehouse: its files may then belong to another table. With the
@@ -272,7 +272,7 @@ def purge(
                 warn("catalog_purge_kept_file", location=location, reason="outside the table")
                 continue
             path = local_path(location)
-            # Spark keeps the checksum of each local file in a hidden file of the same directory.
+            # Spark stores the checksum of each local file in a hidden file of the same directory.
             directory, name = os.path.split(path)
             with contextlib.suppress(FileNotFoundError):
                 file_system.unlink(f"{directory}/.{name}.crc")
@@ -304,7 +304,7 @@ def _is_below(location: str, home: str) -> bool:
 
 
 def _files(dropped: Loaded) -> Iterator[str]:
-    """Yield files so that what names others goes after them: a crash leaves what can be found."""
+    """Yield files before those that name them: after a crash the rest can still be found."""
     metadata: dict[str, Any] = dropped.metadata
     lists = [each["manifest-list"] for each in metadata["snapshots"] if "manifest-list" in each]
     has_gc = str(metadata["properties"].get(GC_ENABLED, "true")).lower() == "true"

@@ -1,7 +1,7 @@
 """Table metadata as raw JSON: a new table, and one read from a file in its complete form. Pure.
 
-Raw, because what this module does not know must survive a commit unchanged; complete, because
-older files may leave out what newer ones have.
+Raw, because unknown fields must survive a commit unchanged; complete, because older files may lack
+fields of newer ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ PERSISTED: Final = {"write.parquet.compression-codec": "zstd"}
 
 
 def format_version_of(properties: Mapping[str, str]) -> int:
-    """Return the format version that a new table's properties ask for."""
+    """Return the format version that a new table's properties request."""
     text = properties.get("format-version", str(FORMAT_VERSION_DEFAULT))
     if text not in map(str, FORMAT_VERSIONS):
         raise bad_request("format version is not supported", format_version=text, versions="2, 3")
@@ -73,7 +73,7 @@ def skeleton(*, format_version: int, uuid: str, now_ms: int) -> Json:
     """Return metadata without anything: the start of a staged table's first commit.
 
     As in the reference, the first schema, spec and order are the current ones unless the commit
-    says otherwise: DuckDB leaves that out.
+    sets others: DuckDB omits that.
     """
     return {
         "format-version": format_version,
@@ -140,10 +140,10 @@ def new_table(
 
 
 def completed(metadata: Json) -> Json:
-    """Return metadata from a file with everything that older writers leave out.
+    """Return metadata from a file, completed with the fields that older writers omit.
 
     Raises:
-        Refusal: it is no table's metadata, or of a version that is not known here.
+        Refusal: it is not a table's metadata, or has an unknown version.
     """
     version = metadata.get("format-version")
     if version not in FORMAT_VERSIONS:

@@ -126,7 +126,7 @@ class CatalogProcess:
         return self._deaths
 
     def stop(self) -> None:
-        """End the child: requests under way are answered first, up to a limit."""
+        """End the child: running requests are answered first, up to a time limit."""
         self._stopping.set()
         with self._condition:
             child = self._child

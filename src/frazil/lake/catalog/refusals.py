@@ -1,4 +1,4 @@
-"""Refusals: the errors of the Iceberg REST specification, as the catalog's inner calls raise them.
+"""Refusals: the errors of the Iceberg REST specification, raised by the catalog's inner calls.
 
 A refusal carries the status and the error type of the specification; its text is Frazil's
 usual message with facts. `app` turns one into the specification's body.
@@ -69,5 +69,5 @@ def already_exists(message: str, /, **details: object) -> Refusal:
 
 
 def commit_failed(message: str, /, **details: object) -> Refusal:
-    """Return a refusal of a commit that certainly did not happen; the client may look and retry."""
+    """Return a refusal of a commit that had no effect; the client may refresh and retry."""
     return Refusal(CONFLICT, "CommitFailedException", message, **details)

@@ -1,4 +1,4 @@
-"""Requirements: what a commit says must still be true of the table. Pure."""
+"""Requirements: the conditions of a commit on the table's current metadata. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Requirement(msgspec.Struct, rename="kebab"):
 
 
 def is_creation(requirements: Iterable[Requirement]) -> bool:
-    """Tell whether a commit makes a new table."""
+    """Return whether a commit creates a table."""
     return any(requirement.type == "assert-create" for requirement in requirements)
 
 
@@ -58,7 +58,7 @@ def check(requirements: Iterable[Requirement], metadata: Json | None, *, table: 
     """Refuse a commit whose requirements are not true of `metadata`, None where there is no table.
 
     Raises:
-        Refusal: 409, with what was required and what is there.
+        Refusal: 409, with the required and the current value.
     """
     for requirement in requirements:
         if requirement.type == "assert-create":
@@ -80,7 +80,7 @@ def check(requirements: Iterable[Requirement], metadata: Json | None, *, table: 
 
 
 def _compared(requirement: Requirement, metadata: Json) -> tuple[str, Any, Any]:
-    """Return what a requirement is about, the value it expects, and the table's."""
+    """Return the subject of a requirement, the value it expects, and the table's."""
     if requirement.type == "assert-table-uuid":
         return "table UUID", requirement.uuid.lower(), str(metadata["table-uuid"]).lower()
     if requirement.type == "assert-ref-snapshot-id":

@@ -47,7 +47,7 @@ class Call:
         return self.namespace, table_name(self.path["table"])
 
     def decoded(self, kind: type[Body]) -> Body:
-        """Return the body; a Refusal says what is wrong with it."""
+        """Return the decoded body; raise a Refusal if it is invalid."""
         try:
             return msgspec.json.decode(self.body, type=learnt(kind))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -70,7 +70,7 @@ class Route(NamedTuple):
 
 
 class _Request(msgspec.Struct, rename="kebab"):
-    """A request's body; keys that are not known are left out."""
+    """A request's body; unknown keys are ignored."""
 
 
 class _Identifier(_Request):
@@ -129,7 +129,7 @@ def _json(value: object, status: int = 200) -> Answer:
 
 # ---------------------------------------------------------------------------- the whole
 def config(call: Call) -> Answer:
-    """Tell a client what this catalog offers."""
+    """Return the catalog's configuration and endpoints."""
     del call
     endpoints = [
         f"{route.method} {route.path.replace('/v1/', '/v1/{prefix}/')}" for route in ROUTES[1:]
@@ -159,14 +159,14 @@ def _check_location(call: Call, properties: Mapping[str, str]) -> None:
 
 
 def load_namespace(call: Call) -> Answer:
-    """Tell a namespace's properties."""
+    """Return a namespace's properties."""
     namespace = call.namespace
     properties = call.catalog.store.namespace_properties(namespace)
     return _json({"namespace": levels(namespace), "properties": properties})
 
 
 def has_namespace(call: Call) -> Answer:
-    """Tell whether a namespace exists."""
+    """Return whether a namespace exists."""
     return Answer(204 if call.catalog.store.has_namespace(call.namespace) else 404)
 
 
@@ -239,7 +239,7 @@ def load_table(call: Call) -> Answer:
 
 
 def has_table(call: Call) -> Answer:
-    """Tell whether a table exists."""
+    """Return whether a table exists."""
     namespace, name = call.table
     if call.catalog.store.location(namespace, name) is None:
         raise no_table(namespace, name)
@@ -270,21 +270,21 @@ def commit_transaction(call: Call) -> Answer:
 
 
 def drop_table(call: Call) -> Answer:
-    """Remove a table, with its files if the client asks for it."""
+    """Drop a table, with its files if the client requests it."""
     wanted = call.query.get("purgeRequested", "false").lower() == "true"
     call.catalog.drop(*call.table, wants_purge=wanted)
     return Answer(204)
 
 
 def rename_table(call: Call) -> Answer:
-    """Give a table another name."""
+    """Rename a table."""
     request = call.decoded(_Rename)
     call.catalog.store.rename(request.source.table, request.destination.table)
     return Answer(204)
 
 
 def take_metrics(call: Call) -> Answer:
-    """Take a client's report of a scan or commit; nothing is kept of it."""
+    """Accept a client's report of a scan or commit, and ignore it."""
     del call
     return Answer(204)
 

@@ -99,7 +99,7 @@ def _check_names(kind: object) -> None:
 def with_fresh_ids(schema: Json) -> tuple[Json, dict[int, int]]:
     """Return the schema of a new table with ids from 1 on, and the new id of each old one.
 
-    The fields of a struct are numbered before what is nested in them, as the reference does.
+    The fields of a struct are numbered before their nested fields, as in the reference.
     """
     numbers = itertools.count(1)
     renumbered: dict[int, int] = {}
@@ -148,7 +148,7 @@ def _without_absent(value: Any) -> Any:
 
 
 def same_schema(one: Json, other: Json) -> bool:
-    """Tell whether two schemas have the same fields and identifiers; their own ids may differ."""
+    """Return whether two schemas have the same fields and identifiers; schema ids may differ."""
 
     def plain(schema: Json) -> Json:
         identifiers = sorted(schema.get("identifier-field-ids") or ())
@@ -186,7 +186,7 @@ def _same_source(one: Json, other: Json) -> bool:
 def spec_fields(
     fields: Sequence[Json], *, earlier: Sequence[Json], last_id: int
 ) -> tuple[list[Json], int]:
-    """Return partition fields that all have ids, and the highest id given away so far.
+    """Return partition fields that all have ids, and the highest assigned id.
 
     A field without an id gets that of the same source and transform in an `earlier` field, or the
     next one.

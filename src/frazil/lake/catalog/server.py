@@ -154,7 +154,7 @@ def serve(options: CatalogOptions, *, listening: Callable[[CatalogAddress], None
         )
         write_address(options.run_directory, address, file_system=file_system, clock=clock)
         event("catalog_started", uri=address.uri, warehouse=address.warehouse, db=options.db)
-        # The socket listens: what connects before the server runs is answered when it does.
+        # The socket already listens: early connections are answered when the server runs.
         listening(address)
         asyncio.run(server.serve(sockets=[listener]))
         event("catalog_stopped", uri=address.uri)
@@ -167,7 +167,7 @@ def _location(warehouse: str) -> str:
 
 
 def _watch_parent(parent: int, leave: Callable[[], None]) -> None:
-    """End the server when the parent is gone: this process has another one then."""
+    """End the server when its parent has ended, that is, when the parent process changes."""
     pause = threading.Event()
     while os.getppid() == parent:
         pause.wait(PARENT_SECONDS)
@@ -175,10 +175,10 @@ def _watch_parent(parent: int, leave: Callable[[], None]) -> None:
 
 
 def token_of(path: str) -> str:
-    """Return the token of a file, which is made if it is missing.
+    """Return the token of a file; create the file if it is missing.
 
     Raises:
-        InvalidRequest: what is in the file cannot be a token.
+        InvalidRequest: the file's content cannot be a token.
     """
     file_system, clock = RealFileSystem(), SystemClock()
     if file_system.stat(path) is None:
@@ -235,9 +235,9 @@ def make_app(catalog: Catalog, *, token: str, failed: Callable[[], None]) -> Sta
     """Return the application.
 
     Args:
-        catalog: what answers.
+        catalog: the catalog to serve.
         token: the bearer token that every request needs.
-        failed: called when storage failed: the file is in an unknown state.
+        failed: called after a storage failure: the file is in an unknown state.
     """
     expected = f"Bearer {token}".encode()
 
@@ -264,7 +264,7 @@ def make_app(catalog: Catalog, *, token: str, failed: Callable[[], None]) -> Sta
     for route in ROUTES:
         by_path.setdefault(route.path, {})[route.method] = route
     routes = [
-        # Starlette answers HEAD wherever there is GET: the endpoint looks the method up again.
+        # Starlette routes HEAD like GET: the endpoint checks the method again.
         StarletteRoute(path, endpoint(handles), methods=list(handles))
         for path, handles in by_path.items()
     ]
@@ -334,7 +334,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _http_failure(request: Request, error: Exception) -> Response:
-    """Answer what no route takes: an unknown path or a method it does not have."""
+    """Answer an unknown path, or a method that the path does not have."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     text = f"{request.method} {request.url.path} is not offered by this catalog"
     kind = "UnsupportedOperationException" if status == 405 else "NotFoundException"

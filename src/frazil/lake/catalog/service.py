@@ -1,7 +1,7 @@
-"""The catalog itself: what the requests of the REST specification do to rows and files.
+"""The catalog: executes the requests of the REST specification on rows and files.
 
 A commit reads the newest metadata, checks the requirements, applies the updates, writes the new
-file, and swaps its name in. `docs/internals/catalog.md` says what a crash leaves at each step.
+file, and swaps its name in. `docs/internals/catalog.md` has the effect of a crash at each step.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def _alone(self, tables: Sequence[str]) -> Iterator[None]:
-        """Keep this process's other commits from the tables: they would only lose the swap."""
+        """Lock the tables against this process's other commits, which would lose the swap."""
         with contextlib.ExitStack() as stack:
             for number in sorted({crc32(table.encode()) % LOCKS for table in tables}):
                 stack.enter_context(self._locks[number])
@@ -141,7 +141,7 @@ class Catalog:
         properties: Mapping[str, str],
         stage: bool,
     ) -> tuple[str | None, Loaded]:
-        """Make a table, or only say what it would be if `stage`.
+        """Create a table, or with `stage` only return its metadata.
 
         Returns:
             The location of its metadata, None if it is staged, and the metadata.
@@ -194,7 +194,7 @@ class Catalog:
         return loaded
 
     def drop(self, namespace: str, name: str, *, wants_purge: bool) -> None:
-        """Remove a table, and its files if wanted: the row goes first, a crash leaves files."""
+        """Drop a table, with its files on request: first the row, so a crash leaves only files."""
         location = self.store.drop(namespace, name)
         if not wants_purge:
             return

@@ -1,7 +1,7 @@
 """The catalog's SQLite rows, in the layout of Iceberg's JdbcCatalog V1 and PyIceberg's SqlCatalog.
 
-A table is one row that names its newest metadata file; a commit swaps that name if it is still the
-one the commit was built on. Other programs may write the same file: nothing read here is kept.
+A table is one row that names its newest metadata file; a commit swaps that name if it has not
+changed since the commit was built. Other programs may write the same file, so nothing is cached.
 """
 
 from __future__ import annotations
@@ -127,14 +127,14 @@ class Store:
 
     # --------------------------------------------------------------------- namespaces
     def create_namespace(self, namespace: str, properties: Mapping[str, str]) -> None:
-        """Add a namespace; a Refusal says that it exists."""
+        """Add a namespace; raise a Refusal if it exists."""
         with self._transaction() as connection:
             if self._has_namespace(connection, namespace):
                 raise already_exists("namespace already exists", namespace=namespace)
             self._put_properties(connection, namespace, {EXISTS: "true", **properties})
 
     def drop_namespace(self, namespace: str) -> None:
-        """Remove an empty namespace; a Refusal says that it is missing or not empty."""
+        """Remove an empty namespace; raise a Refusal if it is missing or not empty."""
         with self._transaction() as connection:
             if not self._has_namespace(connection, namespace):
                 raise no_namespace(namespace)
@@ -159,7 +159,7 @@ class Store:
             )
 
     def namespace_properties(self, namespace: str) -> dict[str, str]:
-        """Return the properties of a namespace; a Refusal says that it is missing."""
+        """Return the properties of a namespace; raise a Refusal if it is missing."""
         with self._reading() as connection:
             if not self._has_namespace(connection, namespace):
                 raise no_namespace(namespace)
@@ -225,7 +225,7 @@ class Store:
 
     # ------------------------------------------------------------------------- tables
     def tables(self, namespace: str) -> list[str]:
-        """Return the names of a namespace's tables, sorted; a Refusal says that it is missing."""
+        """Return the sorted names of a namespace's tables; raise a Refusal if it is missing."""
         with self._reading() as connection:
             if not self._has_namespace(connection, namespace):
                 raise no_namespace(namespace)
@@ -239,7 +239,7 @@ class Store:
         return None if row is None or row[0] is None else str(row[0])
 
     def has_namespace(self, namespace: str) -> bool:
-        """Tell whether a namespace exists."""
+        """Return whether a namespace exists."""
         with self._reading() as connection:
             return self._has_namespace(connection, namespace)
 
@@ -250,12 +250,12 @@ class Store:
             return [row[0] for row in rows if row[0] is not None]
 
     def swap(self, swaps: Sequence[Swap]) -> None:
-        """Take all steps or none; durable on return.
+        """Apply all swaps or none; durable on return.
 
         Raises:
-            SwapLost: a table is not at what its step expects; nothing was changed.
+            SwapLost: a table's file is not the expected one; nothing was changed.
             Refusal: a new table's name is taken, or its namespace is missing.
-            OutcomeUnknown: storage failed; the steps may have happened.
+            OutcomeUnknown: storage failed; the swaps may have happened.
         """
         with self._transaction() as connection:
             for swap in swaps:
@@ -294,7 +294,7 @@ class Store:
         return str(row[0])
 
     def rename(self, source: tuple[str, str], target: tuple[str, str]) -> None:
-        """Give a table another name, perhaps in another namespace."""
+        """Rename a table, also into another namespace."""
         with self._transaction() as connection:
             if not self._has_namespace(connection, target[0]):
                 raise no_namespace(target[0])
@@ -329,7 +329,7 @@ class Store:
             try:
                 connection.execute("COMMIT")
             except apsw.Error as error:
-                # The log may hold the commit although the call failed: the outcome is unknown.
+                # The log may have the commit although the call failed: the outcome is unknown.
                 with contextlib.suppress(apsw.Error):
                     connection.execute("ROLLBACK")
                 raise OutcomeUnknown(

@@ -40,7 +40,7 @@ class _Update(msgspec.Struct, tag_field="action", rename="kebab"):
 
 
 class AssignUuid(_Update, tag="assign-uuid"):
-    """Give a new table its identity."""
+    """Set the UUID of a new table."""
 
     uuid: str
 
@@ -124,7 +124,7 @@ class SetLocation(_Update, tag="set-location"):
 
 
 class SetProperties(_Update, tag="set-properties"):
-    """Set properties, over what they were."""
+    """Set or replace properties."""
 
     updates: dict[str, str]
 
