@@ -1,4 +1,4 @@
-"""Types, columns, rows, messages and changes: what a record may be."""
+"""Schemas and the conversion of records: types, columns, rows, messages, changes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Arrow data of any producer to batches of a topic's schema.
+"""Converts Arrow data of any producer to batches of a topic's schema.
 
-Everything is validated in full, UTF-8 and offsets included, since one bad buffer would poison every
-reader: it costs 12 µs for 1,000 rows of 130 bytes and runs at more than 20 GB/s on long strings,
-which is too little to tell trusted producers from others. A batch that has the declared columns
-already is passed on without a copy. Other columns are cast only where no value can change.
+All data is validated in full, UTF-8 and offsets included, since one bad buffer would break every
+reader. Validation costs 12 µs for 1,000 rows of 130 bytes and runs at more than 20 GB/s on long
+strings, too little to treat trusted producers differently. A batch that has the declared columns
+already is passed on without a copy. Other columns are cast only if no value can change.
 
-Rows are numbered from 0 through the whole input in errors.
+Errors number rows from 0 through the whole input.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def to_batches(
     """Return `data` as batches of `schema`, none above `bytes_max` or `rows_max`.
 
     `data` is a RecordBatch, a Table, a RecordBatchReader or any object with the Arrow C stream or
-    array interface (pandas, Polars, DuckDB). Empty batches are left out.
+    array interface (pandas, Polars, DuckDB). Empty batches are skipped.
 
     Raises:
-        InvalidRequest: with the column and the row of the first offender; nothing is returned.
+        InvalidRequest: with the column and the row of the first invalid value; nothing is returned.
     """
     source = ArrowInput(schema, limits)
     return list(source.batches(data, bytes_max=bytes_max, rows_max=rows_max))
@@ -55,13 +55,13 @@ class ArrowInput:
         self._limits = limits
         self._plain = strip_ids(schema)
         self._has_lists = any(_has_list(data_type) for data_type in schema.types)
-        # The columns in which a null may be wrong, on the top level or deeper.
+        # The columns that may contain an invalid null, on the top level or deeper.
         self._checked = tuple(index for index, field in enumerate(schema) if _has_required(field))
 
     def batches(
         self, data: object, *, bytes_max: int, rows_max: int, row_first: int = 0
     ) -> Iterator[pa.RecordBatch]:
-        """Yield what `to_batches` returns, one by one, reading `data` as it goes."""
+        """Yield the batches of `to_batches` one by one, reading `data` on demand."""
         row = row_first
         for raw in raw_batches(data):
             batch = self._converted(raw, row)
@@ -84,7 +84,7 @@ class ArrowInput:
         return batch
 
     def _arranged(self, raw: pa.RecordBatch, row: int) -> pa.RecordBatch:
-        """Bring the columns into the schema's order and types."""
+        """Convert the columns to the schema's order and types."""
         places: dict[str, int] = {}
         try:
             names = raw.schema.names
@@ -124,7 +124,7 @@ class ArrowInput:
 
 
 def raw_batches(data: object) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of any Arrow data as they are.
+    """Yield the batches of any Arrow data unchanged.
 
     Raises:
         InvalidRequest: if it is no Arrow data or cannot be read.
@@ -150,7 +150,7 @@ def raw_batches(data: object) -> Iterator[pa.RecordBatch]:
 def _split(
     batch: pa.RecordBatch, row: int, *, bytes_max: int, rows_max: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield slices in order; the buffers are shared, and serialising writes the slice alone."""
+    """Yield slices in order; the buffers are shared, and serialising writes only the slice."""
     small = batch.get_total_buffer_size() <= bytes_max or batch.nbytes <= bytes_max
     if small and batch.num_rows <= rows_max:
         yield batch
@@ -166,10 +166,10 @@ def _split(
 
 
 def _compact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Copy a slice that would drag its parent along.
+    """Copy a slice that would keep its parent's data.
 
-    Serialising cuts every buffer to the slice, but where all lists of a slice are empty Arrow
-    writes the offsets of all the parent's items.
+    Serialising cuts every buffer to the slice, but if all lists of a slice are empty Arrow writes
+    the offsets of all the parent's items.
     """
     if batch.get_total_buffer_size() <= 2 * batch.nbytes + SLICE_SLACK_BYTES:
         return batch
@@ -242,7 +242,7 @@ _FAMILIES: Final[tuple[tuple[Callable[[pa.DataType], bool], ...], ...]] = (
 
 
 def _castable(got: pa.DataType, wanted: pa.DataType) -> bool:
-    """Tell whether a safe cast of these types keeps every value it lets pass."""
+    """Tell whether a safe cast between these types keeps every accepted value."""
     got = _plain_type(got)
     if got == wanted or pt.is_null(got):
         return True

@@ -1,11 +1,11 @@
-"""A table topic's columns: names, types and ids that outlive every rename.
+"""A table topic's columns: names, types, and ids that survive every rename.
 
 A schema is a `pa.Schema` in canonical form. Every field, nested ones too, carries its id in the
-metadata `frazil.id`; the schema carries the highest id ever given in `frazil.last-id`, so that the
-id of a dropped column is never given to another one. All other metadata is left out.
+metadata `frazil.id`; the schema carries the highest id ever assigned in `frazil.last-id`, so that
+the id of a dropped column is never reused. All other metadata is dropped.
 
-Integers of 8 and 16 bits and unsigned ones stay as they are in Arrow; Iceberg knows int and long
-only, so the lake stores them in the narrower of the two that holds all their values.
+Integers of 8 and 16 bits and unsigned ones keep their Arrow types; Iceberg has only int and long,
+so the lake stores them in the narrower of the two that holds all their values.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ _TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:,\s*tz=(.+))?\]\Z")
 
 
 def parse_type(text: str) -> pa.DataType:
-    """Return the Arrow type that `text` names.
+    """Return the Arrow type named by `text`.
 
     Raises:
-        InvalidRequest: if it names none; the details say what was found where.
+        InvalidRequest: if it names none; the details have the invalid part.
     """
     return parse_field("", text).type
 
@@ -139,7 +139,7 @@ def parse_field(name: str, text: str) -> pa.Field:
 
 
 def _typed(name: str, text: str, depth: int) -> pa.Field:
-    """Return the field of a type and its optional `not null`; ValueError names what is no type."""
+    """Return the field of a type and its optional `not null`; ValueError names the invalid part."""
     body = text.strip()
     required = _NOT_NULL.search(body)
     if required is not None:
@@ -187,7 +187,7 @@ def _struct_child(text: str, depth: int) -> pa.Field:
 
 
 def _split(text: str) -> list[str]:
-    """Return the parts between the commas that are inside of no brackets and no quotes."""
+    """Return the parts between the commas outside of brackets and quotes."""
     parts, start, depth = [], 0, 0
     for match in _SIGN.finditer(text):
         sign = match[0]
@@ -239,7 +239,7 @@ RESERVED_PREFIX: Final = "_change_"
 
 @frozen
 class IngestLimits:
-    """How much of everything one record, message or schema may have."""
+    """The limits of one record, message or schema."""
 
     message_bytes_max: int = 1024 * 1024
     key_bytes_max: int = 1024
@@ -263,8 +263,8 @@ def declare_schema(
     """Return the canonical schema of `columns`, with a fresh id for every field.
 
     A type is an Arrow type or text such as `long`, `decimal(10,2)` or `list<string> not null`.
-    Columns may hold nulls unless they say otherwise; those of the primary key never do. A time
-    zone is kept as UTC: it is the same instant, and the lake knows no other.
+    Columns are nullable unless they say otherwise; primary key columns never are. A time zone
+    is stored as UTC: it is the same instant, and the lake has no other zone.
 
     Raises:
         InvalidRequest: for a name, type or number of columns that a table topic cannot have.
@@ -279,7 +279,7 @@ def declare_schema(
 
 
 def numbered_schema(fields: Sequence[pa.Field]) -> pa.Schema:
-    """Return a schema of canonical fields with ids: first the columns, then what is inside them."""
+    """Return a schema of canonical fields with ids: first the columns, then their nested fields."""
     next_id = len(fields) + 1
     numbered: list[pa.Field] = []
     for number, field in enumerate(fields, 1):
@@ -289,7 +289,7 @@ def numbered_schema(fields: Sequence[pa.Field]) -> pa.Schema:
 
 
 def schema_with(fields: Sequence[pa.Field], *, last: int) -> pa.Schema:
-    """Return the schema of `fields` that remembers `last` as the highest id ever given."""
+    """Return the schema of `fields` with `last` as the highest id ever assigned."""
     return pa.schema(fields, metadata={LAST_ID_KEY: b"%d" % last})
 
 
@@ -299,7 +299,7 @@ def column_id(field: pa.Field) -> int:
 
 
 def last_id(schema: pa.Schema) -> int:
-    """Return the highest id `schema` or one of its ancestors ever gave."""
+    """Return the highest id that `schema` or one of its ancestors ever assigned."""
     return int(schema.metadata[LAST_ID_KEY])
 
 
@@ -312,7 +312,7 @@ def column_of(schema: pa.Schema, name: str) -> pa.Field:
     """Return the column `name`.
 
     Raises:
-        InvalidRequest: if there is none; the details name the columns there are.
+        InvalidRequest: if there is none; the details name the existing columns.
     """
     index = schema.get_field_index(normal_name(name))
     if index < 0:
@@ -321,7 +321,7 @@ def column_of(schema: pa.Schema, name: str) -> pa.Field:
 
 
 def strip_ids(schema: pa.Schema) -> pa.Schema:
-    """Return `schema` without ids or any other metadata, as a user would have written it."""
+    """Return `schema` without ids or any other metadata, as a user would write it."""
     return pa.schema([_stripped(field) for field in schema])
 
 
@@ -357,14 +357,14 @@ def children_of(data_type: pa.DataType) -> list[pa.Field]:
 
 
 def field_with_ids(field: pa.Field, *, next_id: int) -> tuple[pa.Field, int]:
-    """Return a canonical `field` with ids from `next_id` on, and the next id that is free."""
+    """Return a canonical `field` with ids from `next_id` on, and the next free id."""
     numbered = _canonical(field).with_metadata({ID_KEY: b"%d" % next_id})
     data_type, next_id = _number_children(numbered.type, next_id + 1)
     return numbered.with_type(data_type), next_id
 
 
 def check_schema(schema: pa.Schema, *, limits: IngestLimits = LIMITS_DEFAULT) -> None:
-    """Refuse names, types, a depth or a number of columns that no table topic can have."""
+    """Refuse names, types, a depth or a number of columns that are invalid for a table topic."""
     if not schema.names:
         raise InvalidRequest("schema has no columns")
     total = sum(1 for field in schema for _ in _walk(field))
@@ -381,7 +381,7 @@ def check_schema(schema: pa.Schema, *, limits: IngestLimits = LIMITS_DEFAULT) ->
 
 
 def check_column_name(name: str, *, limits: IngestLimits = LIMITS_DEFAULT) -> None:
-    """Refuse a name that no top-level column can have."""
+    """Refuse an invalid name of a top-level column."""
     _check_name(name, limits=limits)
     lowered = name.lower()
     if lowered in RESERVED_NAMES or lowered.startswith(RESERVED_PREFIX):
@@ -406,10 +406,10 @@ def _fields_of(columns: object) -> Iterator[pa.Field]:
 
 
 def normal_name(name: str) -> str:
-    """Return `name` in NFC, the one form in which names are stored and compared.
+    """Return `name` in NFC, the form for storing and comparing names.
 
     Raises:
-        InvalidRequest: if it is not text that UTF-8 can hold, which Arrow would crash upon.
+        InvalidRequest: if UTF-8 cannot encode it: Arrow would crash on it.
     """
     try:
         name.encode()
@@ -428,7 +428,7 @@ def _key_names(primary_key: Sequence[str]) -> tuple[str, ...]:
 
 
 def _canonical(field: pa.Field) -> pa.Field:
-    """Drop metadata and write UTC for any time zone, in nested fields too."""
+    """Drop metadata and replace any time zone by UTC, in nested fields too."""
     data_type = field.type
     if pt.is_timestamp(data_type) and data_type.tz is not None:
         data_type = pa.timestamp(data_type.unit, "UTC")
@@ -440,7 +440,7 @@ def _canonical(field: pa.Field) -> pa.Field:
 
 
 def _child_named(parent: pa.DataType, child: pa.Field) -> pa.Field:
-    """Give the items of lists and maps the names of the Arrow specification."""
+    """Rename the items of lists and maps as the Arrow specification does."""
     if pt.is_list(parent):
         return child.with_name("item")
     if pt.is_map(parent):
@@ -595,7 +595,7 @@ def infer_schema(
     limits: IngestLimits = LIMITS_DEFAULT,
     primary_key: Sequence[str] = (),
 ) -> pa.Schema:
-    """Return a declared schema that all `rows` fit; a column may be null in some, not in all.
+    """Return a declared schema that fits all `rows`; a column may be null in some, not in all.
 
     Raises:
         InvalidRequest: if a column is null everywhere, or two rows disagree about its type.
@@ -625,7 +625,7 @@ def _type_of(name: str, value: object) -> pa.DataType:
 
 
 def _wide(data_type: pa.DataType) -> pa.DataType:
-    """Return an inferred type with all digits of a decimal, UTC and microseconds."""
+    """Return an inferred type widened to all digits of a decimal, UTC and microseconds."""
     if isinstance(data_type, pa.BaseExtensionType):
         raise TypeError("extension type")
     if pt.is_decimal(data_type):
@@ -638,7 +638,7 @@ def _wide(data_type: pa.DataType) -> pa.DataType:
 
 
 def _merged(left: pa.DataType, right: pa.DataType, *, path: str) -> pa.DataType:
-    """Return the type that holds values of both; only nulls and number widths give way."""
+    """Return the type that holds values of both; only nulls and number widths are widened."""
     if left == right or pt.is_null(right):
         return left
     if pt.is_null(left):

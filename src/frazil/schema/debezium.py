@@ -1,15 +1,15 @@
-"""Debezium's change events to operations of a keyed topic.
+"""Converts Debezium's change events to operations of a keyed topic.
 
     reader = DebeziumReader(schema, key_names)            # of one schema version
     for raw in reader.read(event_value, key=event_key):   # JSON text, bytes or a parsed dict
         change = keyed.changes.prepare(raw.op, raw.key, raw.row)
 
-`c` is an insert, `r` (a snapshot's row) an upsert, `u` an update of the columns that `after` has,
-`d` a delete. An update whose `before` has another key names the new one among its columns: the row
-moves, `ChangeCodec.prepare_update` takes it. A tombstone (no value) gives nothing, for the delete
-came before it; so does `m`, a message of no table. An event may come with its schema (`{"schema",
-"payload"}`) or without. With it, dates, times and decimals are read as their logical types say;
-without it, a number counts in the column's unit and a text holds digits.
+`c` is an insert, `r` (a snapshot's row) an upsert, `u` an update of the columns in `after`, `d` a
+delete. An update whose `before` has another key names the new key among its columns: the row
+moves, and `ChangeCodec.prepare_update` handles it. A tombstone (no value) gives no operation,
+because the delete came before it; neither does `m`, a message without a table. An event may come
+with its schema (`{"schema", "payload"}`) or without. With it, dates, times and decimals are read by
+their logical types; without it, a number counts in the column's unit and a text holds digits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["UNAVAILABLE", "DebeziumReader", "RawChange"]
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 _UNAVAILABLE: Final = frozenset({UNAVAILABLE, base64.b64encode(UNAVAILABLE.encode()).decode()})
-"""Stands for a large value that an update did not touch; as bytes it comes in base64."""
+"""The placeholder of a large value that an update did not change; as bytes it comes in base64."""
 DECIMAL_BYTES_MAX: Final = 64
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _DAY: Final = "day"
@@ -68,7 +68,7 @@ _SHAPES_MAX: Final = 256
 
 
 def _logical(field: Mapping[str, Any]) -> Logical:
-    """Return the logical type that a field of an event's schema names."""
+    """Return the logical type of a field of an event's schema."""
     parameters = field.get("parameters")
     scale = parameters.get("scale") if isinstance(parameters, Mapping) else None
     try:
@@ -78,13 +78,13 @@ def _logical(field: Mapping[str, Any]) -> Logical:
 
 
 def _converters(schema: pa.Schema, logical: Mapping[str, Logical]) -> dict[str, Convert]:
-    """Return what turns the values of rows into those that `RowEncoder` takes, by column."""
+    """Return the converters of row values to the types that `RowEncoder` takes, by column."""
     found = {field.name: _converter(field, logical.get(field.name)) for field in schema}
     return {name: convert for name, convert in found.items() if convert is not None}
 
 
 def _read_row(convert: Mapping[str, Convert], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with values of the columns' types; unknown columns are left for others."""
+    """Return a row with values of the columns' types; unknown columns are kept."""
     return {
         name: convert[name](value) if value is not None and name in convert else value
         for name, value in row.items()
@@ -92,7 +92,7 @@ def _read_row(convert: Mapping[str, Convert], row: Mapping[str, Any]) -> dict[st
 
 
 def _is_unavailable(value: object) -> bool:
-    """Tell whether a value stands for one that did not change and was not sent."""
+    """Tell whether a value is the placeholder of an unchanged value that was not sent."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return isinstance(value, str) and value in _UNAVAILABLE
@@ -112,7 +112,7 @@ def _converter(field: pa.Field, logical: Logical | None) -> Convert | None:
 
 
 def _time(field: pa.Field, unit: str | None, from_text: Convert, value: object) -> object:
-    """Return a number of units, or a text, as the column's type."""
+    """Convert a number of units, or a text, to the column's type."""
     if type(value) is int:
         return _temporal(value, unit, field)
     return from_text(_short_fraction(value) if isinstance(value, str) else value)
@@ -128,7 +128,7 @@ def _short_fraction(text: str) -> str:
 
 
 def _temporal(count: int, unit: str | None, field: pa.Field) -> object:
-    """Return a number of units since 1970, or since midnight, as the column's type."""
+    """Convert a number of units since 1970, or since midnight, to the column's type."""
     if unit is None:
         raise InvalidRequest(
             "number's logical type does not fit the column",
@@ -166,7 +166,7 @@ def _beyond(value: int, field: pa.Field) -> InvalidRequest:
 
 
 def _decimal(field: pa.Field, logical: Logical | None, from_text: Convert, value: object) -> object:
-    """Return a decimal from digits, from base64, or from a value that brings its scale along."""
+    """Return a decimal from digits, from base64, or from a value with its own scale."""
     if isinstance(value, Mapping):
         own = value.get("scale")
         if set(value) == {"scale", "value"} and type(own) is int:
@@ -178,7 +178,7 @@ def _decimal(field: pa.Field, logical: Logical | None, from_text: Convert, value
 
 
 def _from_base64(value: object, scale: int, field: pa.Field) -> Decimal:
-    """Return Java's BigDecimal: the big-endian bytes of its digits, and its scale."""
+    """Decode Java's BigDecimal: the big-endian bytes of its digits, and its scale."""
     data = b""
     if isinstance(value, str) and abs(scale) <= 100:
         with contextlib.suppress(ValueError):
@@ -192,7 +192,7 @@ def _from_base64(value: object, scale: int, field: pa.Field) -> Decimal:
 class RawChange(NamedTuple):
     """One operation with values of the columns' types, not yet checked.
 
-    `key` is that of an update or delete; `row` the whole row, or the columns that an update names,
+    `key` is the key of an update or delete; `row` is the whole row, or the columns of an update,
     with the new key if it changes.
     """
 
@@ -215,10 +215,10 @@ class DebeziumReader:
     ) -> list[RawChange]:
         """Return the operations of one event, none for a tombstone.
 
-        `key` is the event's own key; it is needed where a delete has no `before`.
+        `key` is the event's own key; a delete without a `before` needs it.
 
         Raises:
-            InvalidRequest: if it is no such event, or strict JSON, or a value does not parse.
+            InvalidRequest: if it is no such event or not strict JSON, or a value does not parse.
         """
         payload, schema = _unwrapped(value, "value")
         if payload is None:
@@ -247,7 +247,7 @@ class DebeziumReader:
     def _update(
         self, before: Mapping[str, Any] | None, after: Mapping[str, Any], values: dict[str, Convert]
     ) -> list[RawChange]:
-        """Return an update of the columns that came, under the key that the row had before."""
+        """Return an update of the received columns, under the row's previous key."""
         names = self._key_names
         old = before if before is not None and all(name in before for name in names) else after
         key = _read_row(values, self._key_part(old, "after" if old is after else "before"))
@@ -256,11 +256,11 @@ class DebeziumReader:
             if not _is_unavailable(value):
                 named[name] = value
             elif old is not after and old.get(name) is not None and not _is_unavailable(old[name]):
-                # A null there may stand for a column that the source does not log.
+                # A null there may be a column that the source does not log.
                 named[name] = old[name]
             elif name in names:
                 raise InvalidRequest("event lacks a key column", column=name, place="after")
-            # Else it did not change, and is not sent because it is large: it stays as it is.
+            # Otherwise it is unchanged, and omitted because it is large: the stored value stays.
         self._key_part(named, "after")
         return [RawChange(OP_UPDATE, key, _read_row(values, named))]
 
@@ -299,7 +299,7 @@ class DebeziumReader:
         return self._plain
 
     def _values_of(self, fields: list[Mapping[str, Any]]) -> dict[str, Convert]:
-        """Return the converters for the logical types of a schema, made once for each."""
+        """Return the converters for the logical types of a schema, created once for each."""
         logical = {str(f["field"]): _logical(f) for f in fields if "field" in f and f.get("name")}
         shape = tuple(sorted(logical.items()))
         found = self._shapes.get(shape)
@@ -311,7 +311,7 @@ class DebeziumReader:
 
 
 def _unwrapped(value: object, place: str) -> tuple[Mapping[str, Any] | None, object]:
-    """Return payload and schema of an event's value or key; no payload is a tombstone."""
+    """Return payload and schema of an event's value or key; without a payload it is a tombstone."""
     if isinstance(value, (bytes, bytearray, memoryview, str)):
         text = value.encode(errors="surrogatepass") if isinstance(value, str) else bytes(value)
         parsed: object = None if text.strip() in {b"", b"null"} else parse_json_row(text)

@@ -1,4 +1,4 @@
-"""Schema changes on a live topic, and old batches read under a newer schema.
+"""Schema changes of a live topic, and the reading of old batches under a newer schema.
 
 Columns are matched by id, never by name: a renamed column keeps its values, and a column added
 under a dropped one's name does not inherit them.
@@ -57,14 +57,14 @@ class WidenColumn:
 
 @frozen
 class DropColumn:
-    """Leave a column out from now on; its id is never used again."""
+    """Drop a column from now on; its id is never reused."""
 
     name: str
 
 
 @frozen
 class RenameColumn:
-    """Give a column another name; its id and values stay."""
+    """Rename a column; its id and values stay."""
 
     name: str
     new_name: str
@@ -98,7 +98,7 @@ def evolve(
     `fixed_ids` are the ids of key and partition columns, which cannot be dropped or retyped.
 
     Raises:
-        InvalidRequest: for any other change than these four, with the reason.
+        InvalidRequest: for any change other than these four, with the reason.
     """
     fields = list(schema)
     last = last_id(schema)
@@ -116,7 +116,7 @@ def evolve(
             case WidenColumn(name):
                 index = _unfixed(fields, name, fixed_ids)
                 fields[index] = fields[index].with_type(_widened(fields[index], change))
-        # After each: a later change must not hide a name that is there twice.
+        # After each change: a later change must not hide a duplicate name.
         check_schema(pa.schema(fields), limits=limits)
     return schema_with(fields, last=last)
 
@@ -135,8 +135,8 @@ _plans: dict[tuple[int, int], tuple[pa.Schema, pa.Schema, Reader]] = {}
 def plan_read(written: pa.Schema, wanted: pa.Schema) -> Reader:
     """Return a function that reads a batch of `written` as `wanted`.
 
-    Columns whose types agree are shared, not copied. The function is remembered for these two
-    schema objects; it may be called from any thread.
+    Columns with equal types are shared, not copied. The function is cached for these two schema
+    objects; it may be called from any thread.
     """
     key = (id(written), id(wanted))
     known = _plans.get(key)
@@ -145,7 +145,7 @@ def plan_read(written: pa.Schema, wanted: pa.Schema) -> Reader:
     reader = _identity if written.equals(wanted, check_metadata=True) else _reader(written, wanted)
     if len(_plans) >= PLANS_MAX:
         _plans.clear()
-    # The entry holds both schemas, so that neither id can be given to another object meanwhile.
+    # The entry keeps both schemas alive, so that no other object can get their ids.
     _plans[key] = (written, wanted, reader)
     return reader
 
@@ -185,7 +185,7 @@ def _columns(steps: list[_Step], rows: int, column: Callable[[int], pa.Array]) -
 
 
 def _converter(written: pa.DataType, wanted: pa.DataType) -> _Convert | None:
-    """Return what turns an array of one type into the other, or None if nothing is needed."""
+    """Return the converter of an array between the types, or None if none is needed."""
     if not pt.is_nested(wanted):
         return None if written == wanted else lambda array: array.cast(wanted)
     if written.equals(wanted, check_metadata=True):

@@ -1,4 +1,4 @@
-"""Rows from JSON and CSV: strict parsing, then text to the types that only Arrow has.
+"""Rows from JSON and CSV: strict parsing, then conversion of text to types absent from JSON.
 
 JSON has no timestamps, bytes or decimals, so those columns take strings: ISO 8601, base64, digits.
 CSV has text only: every cell is read by its column's type, and an empty cell is null unless the
@@ -49,7 +49,7 @@ Convert = Callable[[object], object]
 
 
 def parse_json_row(line: bytes | bytearray | memoryview | str) -> dict[str, object]:
-    """Return the object in `line`, strictly by RFC 8259.
+    """Parse the object in `line`, strictly by RFC 8259.
 
     Raises:
         InvalidRequest: for anything but one object; for NaN, Infinity, an integer beyond 64 bit,
@@ -78,10 +78,10 @@ def _may_hide(row: dict[str, object]) -> bool:
 
 
 def _may_repeat(data: bytes, count: int) -> bool:
-    """Tell whether an object with `count` keys may have one of them twice.
+    """Tell whether an object with `count` keys may have a duplicate key.
 
-    Each key is before one colon, its quote before that: equal counts prove that no key came twice.
-    A colon inside of a text only makes the count too high.
+    Each key has one colon after it, its quote before that: equal counts prove that no key is
+    duplicated. A colon inside of a text only makes the count too high.
     """
     if data.count(b":") == count:
         return False
@@ -116,7 +116,7 @@ def _beyond_64_bit(**facts: str) -> InvalidRequest:
 
 
 class JsonRowReader:
-    """Read JSON rows for one schema: the result is what `RowEncoder` takes."""
+    """Parses JSON rows for one schema, into the input of `RowEncoder`."""
 
     __slots__ = ("_convert",)
 
@@ -136,7 +136,7 @@ class JsonRowReader:
         return self.convert(parse_json_row(line))
 
     def convert(self, row: dict[str, object]) -> dict[str, object]:
-        """Replace, in a parsed row, the texts that stand for other types; return the row."""
+        """Replace, in a parsed row, the texts that represent other types; return the row."""
         for name, convert in self._convert.items():
             value = row.get(name)
             if value is not None:
@@ -176,7 +176,7 @@ def _csv_value(cell: str, field: pa.Field) -> object:
         return None
     if not pt.is_nested(data_type):
         return _text_converter(data_type, path)(cell.strip())
-    # The cell is wrapped into an object, so that it passes through the same strict parser.
+    # The cell is wrapped into an object, so that the same strict parser handles it.
     row = parse_json_row(f'{{"cell":{cell}}}')
     if set(row) != {"cell"}:
         raise _misfit(cell, data_type, path)
@@ -185,7 +185,7 @@ def _csv_value(cell: str, field: pa.Field) -> object:
 
 
 def json_converter(data_type: pa.DataType, *, path: str) -> Convert | None:
-    """Return what turns a JSON value into one of `data_type`, or None if it is one already."""
+    """Return the converter of a JSON value to `data_type`, or None if none is needed."""
     if any(is_type(data_type) for is_type in _AS_JSON):
         return None
     if pt.is_struct(data_type):
@@ -208,7 +208,7 @@ def _struct_converter(data_type: pa.DataType, *, path: str) -> Convert | None:
 
 
 def converted(convert: Mapping[str, Convert], value: object) -> object:
-    """Return an object with its named values converted; anything else as it is."""
+    """Return an object with its named values converted; anything else unchanged."""
     if not isinstance(value, Mapping):
         return value
     return {
@@ -241,13 +241,13 @@ def _converted_list(inner: Convert, value: object) -> object:
 
 
 def _text_converter(data_type: pa.DataType, path: str) -> Convert:
-    """Return what reads text as a value of a scalar type."""
+    """Return the parser of text to a value of a scalar type."""
     pattern, parse = next((form[1:] for form in _FORMS if form[0](data_type)), (_BASE64, _decode64))
 
     def convert(value: object) -> object:
         text = value
         if parse is Decimal and type(value) in {int, float}:
-            # A JSON number with a fraction has become a float; its shortest text was written.
+            # A JSON number with a fraction is a float by now; use its shortest text.
             text = repr(value)
         if isinstance(text, str) and pattern.match(text):
             with contextlib.suppress(ValueError, ArithmeticError):
@@ -279,7 +279,7 @@ def _misfit(value: object, data_type: pa.DataType, path: str) -> InvalidRequest:
 
 
 _AS_JSON: Final = (pt.is_boolean, pt.is_integer, pt.is_floating, is_text)
-"""The types whose values JSON has itself."""
+"""The types with native JSON values."""
 _FORMS: Final[
     tuple[
         tuple[Callable[[pa.DataType], bool], re.Pattern[str], Callable[[str], object]],
@@ -295,4 +295,4 @@ _FORMS: Final[
     (pt.is_time, _TIME, dt.time.fromisoformat),
     (pt.is_decimal, _DECIMAL, Decimal),
 )
-"""The text of each scalar type, and what reads it; bytes are base64."""
+"""The text pattern and the parser of each scalar type; bytes are base64."""

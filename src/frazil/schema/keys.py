@@ -2,8 +2,8 @@
 
 A key is one Python value, or a tuple of them for a key of several columns. Temporal values are
 their storage integers, so that a key read from Arrow equals the same key given by a caller, for
-every unit. A hash has 32 bits and never decides alone: the caller compares the real key of a row
-that was found by its hash.
+every unit. A hash has 32 bits and never decides alone: the caller compares the real key of each
+row found by its hash.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["ID_KEYS", "Key", "KeyFile", "KeyMap", "KeyShape", "column_id"]
 
 Key = Any
-"""bool, int, str, bytes or Decimal, or a tuple of those: hashable, equal where the keys are."""
+"""bool, int, str, bytes or Decimal, or a tuple of those: hashable, equal for equal keys."""
 
 ID_KEYS: Final = (b"frazil.id", b"PARQUET:field_id")
-"""Where a field carries its column id: in a topic's schema, in a Parquet file's."""
+"""The metadata names of a field's column id: in a topic's schema, in a Parquet file's."""
 
 MASK_32: Final = 0xFFFF_FFFF
 MASK_64: Final = 0xFFFF_FFFF_FFFF_FFFF
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 
 
 class KeyShape:
-    """The key columns of one schema version: how rows and batches become keys and hashes.
+    """The key columns of one schema version: converts rows and batches to keys and hashes.
 
-    `names` and `types` are those of the key columns in key order, `positions` their places in the
-    schema. All methods are pure and may run in any thread.
+    `names` and `types` are those of the key columns in key order, `positions` their positions in
+    the schema. All methods are pure and may run in any thread.
     """
 
     __slots__ = ("_columns", "_single", "names", "positions", "row_key", "types")
@@ -114,7 +114,7 @@ class KeyShape:
         return combined.astype(np.uint32)
 
     def hash_of(self, key: Key) -> int:
-        """Return one key's hash; equals what `hashes` gives for its row."""
+        """Return one key's hash; equal to the hash from `hashes` for its row."""
         if self._single is not None:
             return self._single.hash(key)
         combined = 0
@@ -139,13 +139,13 @@ class KeyShape:
 
 
 class _Column(NamedTuple):
-    """One key column: its normal form and its hash, picked by type once."""
+    """One key column: its normal form and its hash, chosen once by its type."""
 
     normal: Callable[[Any], Any]
     hash: Callable[[Any], int]
     hash_array: Callable[[pa.Array], Hashes]
     storage: pa.DataType | None = None
-    """The integers that temporal values are stored as."""
+    """The integer type that stores temporal values."""
 
     def stored(self, array: pa.Array) -> pa.Array:
         """Return an array of values in their normal form."""
@@ -249,7 +249,7 @@ def _decimal_hash(scale: int) -> Callable[[Decimal], int]:
 
 
 def _hash_decimals(array: pa.Array) -> Hashes:
-    """Hash the 128-bit integers that decimals are stored as."""
+    """Hash the 128-bit integers that store decimals."""
     words = np.frombuffer(array.buffers()[1], np.uint64)
     words = words[2 * array.offset : 2 * (array.offset + len(array))]
     low, high = _mixed(words[0::2]), _mixed(words[1::2])
@@ -269,8 +269,8 @@ _COLUMNS: Final = (
 class KeyMap:
     """Rows by the hash of their key: `hash << 32 | row` of every row, sorted.
 
-    Its file form is cut into blocks of 4 KiB, each with a checksum of its own, after a table of
-    the blocks' first entries: one lookup reads and verifies one block.
+    Its file form is cut into blocks of 4 KiB, each with its own checksum, after a table of the
+    blocks' first entries: one lookup reads and verifies one block.
 
     header (40 bytes) | blocks x (first entry u64, crc32 u32, zero u32) | entries x u64
     """
@@ -290,7 +290,7 @@ class KeyMap:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes it takes in memory."""
+        """Return its size in memory in bytes."""
         return self.entries.nbytes
 
     def find_many(self, hashes: Hashes) -> tuple[Rows, Rows]:
@@ -326,8 +326,8 @@ class KeyMap:
 class KeyFile:
     """The key map of one data file, read block by block. Any number of threads may look up.
 
-    Raises `CorruptionError` where the file is damaged and `OSError` where it cannot be read: it is
-    derived data, and its owner builds it again.
+    Raises `CorruptionError` if the file is damaged and `OSError` if it cannot be read: it is
+    derived data, and its owner rebuilds it.
     """
 
     def __init__(self, file_system: FileSystem, path: str) -> None:
@@ -346,7 +346,7 @@ class KeyFile:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes it takes in memory."""
+        """Return its size in memory in bytes."""
         return self._fences.nbytes + self._crcs.nbytes
 
     def close(self) -> None:

@@ -27,9 +27,9 @@ __all__ = [
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One message; `publish_time` is in microseconds since 1970, None means "when it arrives".
+    """One message; `publish_time` is in microseconds since 1970, None means the time of arrival.
 
-    The order of the fields is the compact form's and never changes; new ones go to the end.
+    The order of the fields is the compact form's and never changes; new fields go to the end.
     """
 
     payload: bytes
@@ -62,7 +62,7 @@ UINT64_MAX: Final = 2**64 - 1
 UINT32_MAX: Final = 2**32 - 1
 INT64_MAX: Final = 2**63 - 1
 INT32_MAX: Final = 2**31 - 1
-"""The bytes that one column of texts or payloads may have."""
+"""The limit of bytes in one column of texts or payloads."""
 # One set of null columns of this length serves every smaller batch as slices.
 NULLS_ROWS: Final = 4096
 
@@ -101,7 +101,7 @@ def check_message(message: Message, limits: IngestLimits, now_us: int) -> int:
 
 
 def message_batch(messages: Sequence[Message], time_us: int) -> pa.RecordBatch:
-    """Return checked messages as an Arrow batch; `time_us` is the publish time of those without."""
+    """Return checked messages as an Arrow batch; `time_us` is the default publish time."""
     if not messages:
         empty = [pa.array([], data_type) for data_type in _TYPES]
         return pa.RecordBatch.from_arrays(empty, schema=MESSAGE_SCHEMA)
@@ -120,12 +120,12 @@ def message_batch(messages: Sequence[Message], time_us: int) -> pa.RecordBatch:
 
 
 def pack_messages(messages: Sequence[Message]) -> bytes:
-    """Return messages in the compact form: a msgpack array of one array each."""
+    """Encode messages in the compact form: a msgpack array of one array each."""
     return _encode(messages)
 
 
 def unpack_messages(data: bytes | bytearray | memoryview) -> list[Message]:
-    """Return the messages that `pack_messages` wrote.
+    """Decode the output of `pack_messages`.
 
     Raises:
         CorruptionError: if the bytes are not such messages.
@@ -144,7 +144,7 @@ def payload_batch(
     rows: int,
     time_us: int,
 ) -> pa.RecordBatch:
-    """Return `rows` messages that have only a payload, without copying their bytes.
+    """Return `rows` messages with only a payload, without copying their bytes.
 
     `offsets` holds rows + 1 little-endian int32 positions in `data`. The batch keeps both alive;
     they must not change any more.
@@ -173,8 +173,8 @@ _nulls_known: Final[dict[int, pa.Array]] = {}
 
 
 def _nulls(index: int, rows: int) -> pa.Array:
-    # Built from a list: `pa.nulls` gives a map as many unused items as it has rows. And not before
-    # they are needed: the first list that Arrow sees makes it import pandas, if that is there.
+    # Built from a list: `pa.nulls` gives a map as many unused items as it has rows. Built on first
+    # use: the first list that Arrow converts makes it import pandas, if that is installed.
     if rows > NULLS_ROWS:
         return pa.array([None] * rows, _TYPES[index])
     found = _nulls_known.get(index)
@@ -205,7 +205,7 @@ def _times(times: tuple[int | None, ...], time_us: int) -> pa.Array:
 
 
 def _optional(values: tuple[Any, ...], index: int) -> pa.Array:
-    """Return a nullable column; what is the same in all rows, the common case, is not looked at."""
+    """Return a nullable column; the common case of equal values in all rows is not iterated."""
     rows, first = len(values), values[0]
     if values.count(first) != rows:
         return pa.array(values, _TYPES[index])
@@ -242,7 +242,7 @@ def _check_text(what: str, text: object, *, bytes_max: int) -> int:
 
 
 def check_attributes(attributes: object, limits: IngestLimits) -> int:
-    """Return the bytes of a message's attributes, if they keep to the limits."""
+    """Return the bytes of a message's attributes if they are within the limits."""
     if not isinstance(attributes, dict):
         raise InvalidRequest("attributes must be a dict", got=type(attributes).__name__)
     if len(attributes) > limits.attributes_max:

@@ -1,7 +1,7 @@
 """Partition specs as text: `day(ts)`, `bucket[16](id)`, `country`, and back.
 
-Which transform fits which column follows the Iceberg specification, so that a spec accepted here
-is one that every Iceberg writer can carry out.
+The Iceberg specification decides which transform fits which column, so that every Iceberg writer
+can execute a spec accepted here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parse_partition_spec(spec: Sequence[str], schema: pa.Schema) -> tuple[Partit
 
     Raises:
         InvalidRequest: for an unknown transform or column, a parameter missing or out of range,
-            a transform that the column's type does not allow, or the same field twice.
+            a transform that the column's type does not allow, or a duplicate field.
     """
     if isinstance(spec, str):
         raise InvalidRequest("partition spec must be a list of fields", got=spec)
@@ -84,7 +84,7 @@ def parse_partition_spec(spec: Sequence[str], schema: pa.Schema) -> tuple[Partit
 
 
 def partition_spec_text(fields: Sequence[PartitionField], schema: pa.Schema) -> list[str]:
-    """Return `fields` as text with the columns' present names; reads back to the same fields."""
+    """Format `fields` with the columns' current names; the text parses to the same fields."""
     names = {column_id(field): field.name for field in schema}
     texts: list[str] = []
     for field in fields:

@@ -1,7 +1,7 @@
-"""The bitmap of a partial change: which columns it names, by their places in its schema version.
+"""The bitmap of a partial change: its columns, by their positions in its schema version.
 
-Bit `i % 8` of byte `i // 8` stands for column `i`; there are as many bytes as the columns need. A
-record that is written under one version and read under another has its bits moved by column id.
+Bit `i % 8` of byte `i // 8` is column `i`; there are as many bytes as the columns need. When a
+record of one version is read under another, its bits are moved by column id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def bitmap_bytes(columns: int) -> int:
 
 
 def bitmap_of(positions: Iterable[int], columns: int) -> bytes:
-    """Return the bitmap that names `positions` of a schema with `columns` columns."""
+    """Return the bitmap of `positions` in a schema with `columns` columns."""
     bits = 0
     for position in positions:
         assert position < columns
@@ -33,13 +33,13 @@ def bitmap_of(positions: Iterable[int], columns: int) -> bytes:
 
 
 def positions_of(bitmap: bytes) -> list[int]:
-    """Return the places of the columns that `bitmap` names, ascending."""
+    """Return the positions of the columns in `bitmap`, ascending."""
     bits = int.from_bytes(bitmap, "little")
     return [position for position in range(bits.bit_length()) if bits >> position & 1]
 
 
 class BitmapMoves:
-    """How bitmaps of one schema version become bitmaps of another. Safe to share."""
+    """Converts bitmaps of one schema version to another. Safe to share."""
 
     __slots__ = ("_columns", "_known", "_places", "_width")
 
@@ -51,10 +51,10 @@ class BitmapMoves:
         self._known: dict[bytes, bytes] = {}
 
     def moved(self, bitmap: bytes) -> bytes:
-        """Return `bitmap` under the wanted version; a column that is not there is not named.
+        """Return `bitmap` under the wanted version; columns absent from that version are dropped.
 
         Raises:
-            CorruptionError: if it cannot be a bitmap of the version it was written under.
+            CorruptionError: if it is no valid bitmap of the version it was written under.
         """
         found = self._known.get(bitmap)
         if found is not None:

@@ -1,7 +1,7 @@
-"""Rows as dicts, also where Python's own types are coarser than a column's.
+"""Rows as dicts, including columns with types finer than Python's own.
 
-With pandas installed Arrow gives nanoseconds as its timestamps. Without it a value that is finer
-than a microsecond has no Python form: it is cut to microseconds. Arrow has it in full.
+With pandas installed Arrow returns nanoseconds as its timestamps. Without it, a value finer than a
+microsecond has no Python form: it is truncated to microseconds. Arrow keeps it in full.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["coarse_type", "python_rows"]
 
 
 def python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
-    """Return rows as dicts; without pandas, nanoseconds are cut to microseconds."""
+    """Return rows as dicts; without pandas, nanoseconds are truncated to microseconds."""
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
     except ValueError:
@@ -32,7 +32,7 @@ def _cut(column: Any) -> Any:
 
 
 def coarse_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type with microseconds where it has nanoseconds."""
+    """Return a type with microseconds in place of nanoseconds."""
     if pt.is_timestamp(kind) and kind.unit == "ns":
         return pa.timestamp("us", kind.tz)
     if pt.is_time64(kind) and kind.unit == "ns":

@@ -1,7 +1,7 @@
-"""Which part of a partitioned topic a record belongs to. Pure.
+"""The choice of a partitioned topic's part for a record. Pure.
 
-Equal keys must hash alike however they were written: as a dict, as keywords or as Arrow, 1.5 or
-1.50, in any zone. So the hash is that of one plain form of the value.
+Equal keys must have equal hashes in every form: as a dict, as keywords or as Arrow, 1.5 or 1.50,
+in any zone. So one canonical form of the value is hashed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FNV_OFFSET: Final = 0xCBF29CE484222325
 _FNV_PRIME: Final = 0x100000001B3
 _MASK: Final = 0xFFFFFFFFFFFFFFFF
 _PLAIN: Final = frozenset({int, str, bytes, bool, dt.date, dt.time, type(None)})
-"""Types whose equal values have equal bytes as they are."""
+"""Types whose equal values have equal bytes without conversion."""
 _EPOCH: Final = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - the start of columns without a zone
 
 
@@ -37,7 +37,7 @@ def fnv1a_64(data: bytes) -> int:
 
 
 def key_names(schema: pa.Schema, primary_key: Sequence[int]) -> list[str]:
-    """Return the present names of the key columns."""
+    """Return the current names of the key columns."""
     names = {column_id(field): field.name for field in schema}
     return [names[each] for each in primary_key]
 
@@ -56,8 +56,8 @@ def part_of_values(values: Sequence[object], partitions: int) -> int:
 def part_of_row(row: Mapping[str, object], names: Sequence[str], partitions: int) -> int:
     """Return the part of a row by its primary key.
 
-    The values need not be checked yet: a value that does not fit its column has a part as well,
-    which then refuses it.
+    The values need not be checked yet: a value that does not fit its column is routed as well, and
+    the part then refuses it.
 
     Raises:
         InvalidRequest: if the row lacks a key column.
@@ -87,18 +87,18 @@ def _column(column: pa.Array) -> list[object]:
 
 
 def _instant(ns: int, zone: dt.tzinfo | None) -> object:
-    """Return nanoseconds as the datetime that a dict would have; only Arrow has finer ones."""
+    """Convert nanoseconds to the datetime in an equal dict; only Arrow has finer values."""
     us, rest = divmod(ns, 1000)
     return ns if rest else _EPOCH.replace(tzinfo=zone) + dt.timedelta(microseconds=us)
 
 
 def _plain(value: object) -> object:
-    """Return the one form that all equal values of a column share."""
+    """Return the canonical form of all equal values of a column."""
     return next((form(value) for kinds, form in _FORMS if isinstance(value, kinds)), value)
 
 
 def _plain_decimal(value: Decimal) -> object:
-    """Return digits without zeros at the end, and their exponent: no scale, and nothing rounded."""
+    """Return digits without trailing zeros, and their exponent: no scale, and no rounding."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         return str(value)
@@ -132,4 +132,4 @@ _FORMS: Final[tuple[tuple[Any, Callable[[Any], object]], ...]] = (
     (str, str.__str__),
     (int, int),
 )
-"""The plain form of each kind; that of a subclass too, whose own encoding could be anything."""
+"""The canonical form of each kind; also for subclasses, whose own encoding is arbitrary."""

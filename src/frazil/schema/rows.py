@@ -1,10 +1,10 @@
-"""Dict rows to validated tuples, to Arrow batches, and to a compact form for small frames.
+"""Converts dict rows to validated tuples, to Arrow batches, and to a compact form of small frames.
 
-One `RowEncoder` serves one schema version. The fast path lets msgspec check names, types, ranges
-and nulls in C while it turns the dict into a struct, and proves by encoding the row that every
-string is valid UTF-8 (0.5 µs for five columns in all); the encoded row is the one that a frame of
-rows stores, so that nothing is done twice. What the fast path refuses, the slow path judges again
-value by value: it accepts the rare legal cases (NaN, huge floats) and words the error.
+One `RowEncoder` serves one schema version. On the fast path msgspec checks names, types, ranges and
+nulls in C while it converts the dict into a struct; encoding the row proves that every string is
+valid UTF-8 (0.5 µs for five columns in all). A frame of rows stores the encoded row, so that no
+work is done twice. The slow path checks rows refused by the fast path again, value by value: it
+accepts the rare legal cases (NaN, huge floats) and words the error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _GRAIN_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 
 
 def cell_check(field: pa.Field, *, path: str) -> Check:
-    """Return the check for values (not None) of `field`, which errors call `path`."""
+    """Return the check for values (not None) of `field`; `path` names it in errors."""
     data_type = field.type
     for is_type, make in _MADE:
         if is_type(data_type):
@@ -102,7 +102,7 @@ def _refuse(path: str, expected: str, got: object, *, why: str = "") -> NoReturn
 
 
 def _whole_number(value: object, data_type: pa.DataType, path: str) -> int:
-    """Return an integer of Python's or NumPy's as one of Python's."""
+    """Return an integer of Python or NumPy as a Python int."""
     if (isinstance(value, int) and not isinstance(value, bool)) or isinstance(value, np.integer):
         return int(value)
     _refuse(path, type_name(data_type), value)
@@ -149,7 +149,7 @@ def _check_string(data_type: pa.DataType, path: str, value: object) -> object:
         value.encode()
     except UnicodeEncodeError:
         _refuse(path, "valid UTF-8", value, why="column value has a lone surrogate")
-    # A subclass may override anything; its plain text is what was checked.
+    # A subclass may override anything; only its plain text was checked.
     return str.__str__(value)
 
 
@@ -312,7 +312,7 @@ _MADE: Final[tuple[tuple[_TypeTest, Callable[[pa.DataType, str], Check]], ...]] 
     (pt.is_timestamp, _timestamp_check),
     (pt.is_decimal, _decimal_check),
 )
-"""What makes the check of a type, ready for many values."""
+"""The factory of each type's check, for many values."""
 _CHECKS: Final[tuple[tuple[_TypeTest, Callable[[pa.DataType, str, object], object]], ...]] = (
     (pt.is_boolean, _check_boolean),
     (pt.is_floating, _check_float),
@@ -324,11 +324,11 @@ _CHECKS: Final[tuple[tuple[_TypeTest, Callable[[pa.DataType, str, object], objec
 
 Row = tuple[object, ...]
 
-# Above this many columns a dict in another order than the schema's would make msgspec's search
-# for each name quadratic; such rows are put in order first.
+# Above this many columns a dict with another order than the schema's would make msgspec's
+# search for each name quadratic; such rows are put in order first.
 WIDE_COLUMNS: Final = 32
 _FAST_ERRORS: Final = (msgspec.ValidationError, UnicodeEncodeError, OverflowError, TypeError)
-# What msgspec refuses in the name of a field, for then its JSON would need escapes.
+# Characters that msgspec refuses in a field's name, because its JSON would need escapes.
 _FIELD_REFUSED: Final = re.compile(r'["\\\x00-\x1f]')
 _pack_value = msgspec.msgpack.Encoder().encode
 _convert = msgspec.convert
@@ -363,7 +363,7 @@ class RowEncoder:
             for field in schema
         }
         self._struct = _row_struct(schema)
-        # The columns that the struct leaves to Python.
+        # The columns that the struct does not check.
         self._checks: tuple[tuple[int, str, Check, bool], ...] = tuple(
             (index, field.name, *self._columns[field.name])
             for index, field in enumerate(schema)
@@ -386,13 +386,13 @@ class RowEncoder:
         """Return the row's values in column order, each proven to fit its column.
 
         Raises:
-            InvalidRequest: with the column, what it expects and what came; or if the row is larger
-                than the limit.
+            InvalidRequest: with the column, the expected and the given value; or if the row is
+                larger than the limit.
         """
         return self.encode(row)[0]
 
     def encode(self, row: Mapping[str, object]) -> tuple[Row, bytes]:
-        """Return what `values` and `pack` return, for the price of one of them."""
+        """Return the results of `values` and `pack` for the cost of one of them."""
         try:
             struct = self._struct
             if struct is None:
@@ -401,13 +401,13 @@ class RowEncoder:
                 row = self._ordered(row)
             values = astuple(_convert(row, struct))
             for name in self._floats:
-                # A decimal is the one thing that msgspec converts and the slow path refuses.
+                # A decimal is the one value that msgspec converts and the slow path refuses.
                 if type(row.get(name)) is Decimal:
                     raise TypeError(name)
             for index in self._texts:
                 text = values[index]
                 if type(text) is not str and text is not None:
-                    # Of an enum's members msgspec keeps the member, the slow path its text.
+                    # For an enum member msgspec keeps the member, the slow path its text.
                     raise TypeError(index)
             if self._checks:
                 values = self._checked(values)
@@ -420,11 +420,11 @@ class RowEncoder:
         return values, packed
 
     def pack(self, values: Row) -> bytes:
-        """Return validated values in the compact form, one msgpack array."""
+        """Encode validated values in the compact form, one msgpack array."""
         return _pack_value(values)
 
     def unpack_rows(self, data: bytes | bytearray | memoryview) -> list[Row]:
-        """Return the rows that `join_packed` wrote under this schema.
+        """Decode the output of `join_packed` for rows of this schema.
 
         Raises:
             CorruptionError: if the bytes are not such rows.
@@ -462,7 +462,7 @@ class RowEncoder:
             value = values[index]
             if value is None:
                 if not nullable:
-                    # The slow path tells a missing column from a null.
+                    # The slow path distinguishes a missing column from a null.
                     raise TypeError(name)
                 continue
             checked = check(value)
@@ -493,7 +493,7 @@ class RowEncoder:
             raise InvalidRequest("row does not fit the topic's columns", error=error) from error
 
     def unknown(self, name: object) -> InvalidRequest:
-        """Return the error for a name that no column has; it tells the nearest one."""
+        """Return the error for an unknown column name; it has the nearest known name."""
         if not isinstance(name, str):
             return InvalidRequest("column name must be a string", got=type(name).__name__)
         near = difflib.get_close_matches(name, self._names, n=1)
@@ -502,7 +502,7 @@ class RowEncoder:
 
 
 def join_packed(packed: Sequence[bytes]) -> bytes:
-    """Return rows packed one by one as the compact form of all of them."""
+    """Join rows packed one by one into the compact form of all of them."""
     count = len(packed)
     if count < 16:
         head = pack_struct(">B", 0x90 | count)
@@ -516,7 +516,7 @@ def join_packed(packed: Sequence[bytes]) -> bytes:
 def _row_struct(schema: pa.Schema) -> type[msgspec.Struct] | None:
     """Return a struct type whose conversion from a dict is the fast check of a row.
 
-    None if a column has a name that msgspec gives no field: the slow path checks such rows.
+    None if msgspec refuses a column's name as a field: the slow path checks such rows.
     """
     if any(_FIELD_REFUSED.search(name) for name in schema.names):
         return None
@@ -539,14 +539,14 @@ def _row_struct(schema: pa.Schema) -> type[msgspec.Struct] | None:
 
 
 def _fast_annotation(data_type: pa.DataType) -> Any:
-    """Return what msgspec can check as strictly as the slow path does, or Any."""
+    """Return a type that msgspec checks as strictly as the slow path, or Any."""
     if pt.is_boolean(data_type):
         return bool
     if pt.is_integer(data_type):
         least, greatest = integer_range(data_type)
         return Annotated[int, msgspec.Meta(ge=least, le=greatest)]
     if pt.is_floating(data_type):
-        # Within the open interval an int converts exactly; anything else is left to the slow path.
+        # Within the open interval an int converts exactly; the slow path handles all others.
         bound = float(float_exact_max(data_type))
         return Annotated[float, msgspec.Meta(gt=-bound, lt=bound)]
     if is_text(data_type):

@@ -1,6 +1,6 @@
-"""Validated values in the form that Arrow gives back: what a row looks like once it is decoded.
+"""Validated values in the form that Arrow returns after decoding.
 
-A row is looked up before its frame is decoded, and looks the same then: floats of a narrow column
+A key look-up before a row's frame is decoded must return the same row: floats of a narrow column
 are rounded, decimals have all digits of their column's scale, instants have Arrow's own UTC.
 """
 
@@ -24,7 +24,7 @@ _EXACT: Final = Context(prec=100)
 
 
 def stored_forms(schema: pa.Schema) -> tuple[tuple[int, Form], ...]:
-    """Return the places of columns whose values may differ from what was given, and their forms."""
+    """Return the positions of columns whose stored form may differ from the input, and the form."""
     forms = [(place, _form(data_type)) for place, data_type in enumerate(schema.types)]
     return tuple([(place, form) for place, form in forms if form is not None])
 
@@ -54,12 +54,12 @@ def _scaled(scale: int) -> Form:
 
 
 def _zoned(data_type: pa.DataType) -> Form:
-    # Validated instants are in UTC, so that the zone alone is another object.
+    # Validated instants are in UTC, so only the zone object differs.
     zone = pa.scalar(0, data_type).as_py().tzinfo
 
     def form(value: Any) -> Any:
         if type(value) is int:
-            # Nanoseconds of a stored row are counted: Python's own type is coarser.
+            # A stored row has nanoseconds as an integer: Python's own type is coarser.
             return value
         if value.tzinfo is zone and not value.fold:
             return value
@@ -69,5 +69,5 @@ def _zoned(data_type: pa.DataType) -> Form:
 
 
 def _once(value: Any) -> Any:
-    """Return a time of day; of those that a clock shows twice Arrow knows one."""
+    """Return a time of day without `fold`: Arrow stores an ambiguous time once."""
     return value.replace(fold=0) if value.fold else value
