@@ -120,7 +120,7 @@ class Settings(Section):
 
     @property
     def secured(self) -> bool:
-        """Whether addresses beyond this machine may be used: with authentication and TLS, or forced."""
+        """Whether addresses beyond this machine may be used: protected, or explicitly allowed."""
         return self.serve.insecure or (self.serve.tls and self.auth.enabled)
 
     def values(self) -> dict[str, object]:

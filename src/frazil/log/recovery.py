@@ -272,7 +272,7 @@ class Survey:
         self._use_scan(found, scan, end=cut)
 
     def _settle_last(self, found: Found) -> None:
-        """Set the last segment's end: a torn tail is cut, damaged synced frames are not (F1, F2)."""
+        """Set the last segment's end: cut a torn tail, but no damaged synced frame (F1, F2)."""
         footer = read_footer(self._files.get(found.path))
         if footer is not None and footer.generation == found.header.generation:
             # It was sealed after its successor was created, so the successor's file is missing.

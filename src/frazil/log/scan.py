@@ -347,7 +347,7 @@ class Scanner:
         return "checksum does not match"
 
     def _search(self, position: int) -> tuple[int, bool, fmt.FrameHead | None]:
-        """Return the next valid frame's start (or the end), whether only zeroes precede it, its head."""
+        """Return the next valid frame's start (or the end), if all before is zero, and its head."""
         zero = True
         at = position
         overlap = fmt.SALT_POSITION + len(self._salt)

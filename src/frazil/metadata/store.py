@@ -79,7 +79,7 @@ class MetadataStore(Protocol):
         """Take a lease under a new epoch, higher than all before; the epoch is durable on return.
 
         A holder that acquires its own lease again gets a new epoch as well, which fences its
-        earlier self. `epoch_above` is the highest epoch seen elsewhere, for metadata that was rebuilt.
+        earlier self. `epoch_above` is the highest epoch seen elsewhere, for rebuilt metadata.
 
         Raises:
             Conflict: another holder has it.

@@ -1,7 +1,7 @@
 """The schema registry: schemas of topics' payloads, and the rules of their evolution.
 
-The libraries that read schemas are imported by `definitions` and `compatibility`, which only the
-worker process imports; the worker must not import the rest, so names are imported at first use.
+`definitions` and `compatibility` import the schema libraries, and only the worker process imports
+these two; the worker must not import the rest, so names are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Records of topics with a schema: accepted, accepted with a warning, or refused, before the write.
+"""Checks records of topics with a schema before the write: accept, warn, or refuse.
 
 Ids, versions and sizes are checked at once. Payloads of types with a definition are checked in the
-sandbox, those of one topic in the order in which they came; how many may wait is bounded.
+sandbox, in order of arrival for each topic; the number of queued records is bounded.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["Judged", "SchemaChecks"]
 
 BATCH_RECORDS_MAX: Final = 32
 BATCH_BYTES_MAX: Final = 256 << 10
-"""Of one request to the sandbox, so that other topics have their turn."""
+"""The limit of one request to the sandbox, so that other topics get their turn."""
 TOPIC_RECORDS_MAX: Final = 10_000
 TOPIC_BYTES_MAX: Final = 8 << 20
 BYTES_MAX: Final = 64 << 20
-"""Records that wait, of one topic and in all."""
+"""The limits of queued records, of one topic and in all."""
 WARNING_S: Final = 60.0
-"""A topic's warnings are logged at most so often."""
+"""The minimum interval between a topic's logged warnings."""
 TOPICS_WARNED_MAX: Final = 1_000
 
 Judged = Callable[[Exception | None], None]
-"""Called once, in the loop: with None if the record may be written, else with its refusal."""
+"""Called once, in the loop: with None if the record may be written, else with the error."""
 
 
 class _Waiting(NamedTuple):
@@ -47,7 +47,7 @@ class _Waiting(NamedTuple):
 
 @attrs.define
 class _Queue:
-    """The records of one topic that wait for the check of their payload."""
+    """The records of one topic queued for the check of their payload."""
 
     records: deque[_Waiting] = attrs.field(factory=deque)
     size_bytes: int = 0
@@ -57,7 +57,7 @@ class _Queue:
 class SchemaChecks:
     """Checks of records. All methods belong to the event loop's thread.
 
-    `refused` makes the error of a refused record from its reason.
+    `refused` creates the error of a refused record from its reason.
     """
 
     def __init__(self, store: SchemaStore, refused: Callable[[str], Exception]) -> None:
@@ -75,7 +75,7 @@ class SchemaChecks:
         """Check a record of a topic with a subject; `then` is called with the result, now or later.
 
         Raises:
-            Overloaded: if too many records wait.
+            Overloaded: if too many records are queued.
         """
         queue = self._queues.get(topic)
         if queue is None:
@@ -88,7 +88,7 @@ class SchemaChecks:
         full = len(queue.records) >= TOPIC_RECORDS_MAX or queue.size_bytes + size > TOPIC_BYTES_MAX
         if queue.records and (full or self._size_bytes + size > BYTES_MAX):
             raise Overloaded(
-                "too many records wait for the check of their payload, slow down",
+                "too many records are queued for the check of their payload, slow down",
                 retry_after_ms=100,
             )
         queue.records.append(_Waiting(record, then))
@@ -99,7 +99,7 @@ class SchemaChecks:
             queue.task = asyncio.get_running_loop().create_task(self._drain(topic, queue))
 
     def stats(self) -> dict[str, int]:
-        """Return the counts of checks, and how many records wait now."""
+        """Return the counts of checks, and the number of queued records."""
         return {
             "checked_total": self.checked_total,
             "warned_total": self.warned_total,
@@ -136,7 +136,7 @@ class SchemaChecks:
             self._size_bytes -= queue.size_bytes
 
     def _taken(self, topic: str, queue: _Queue) -> tuple[IdCheck, list[_Waiting]]:
-        """Take the records of one request, at least one: all of them have the same version."""
+        """Take the records of one request from the queue, at least one, all of the same version."""
         found = self._check_ids(topic, queue.records[0].record)
         taken = [queue.records.popleft()]
         size = len(taken[0].record.payload)
@@ -172,7 +172,7 @@ class SchemaChecks:
             then(None)
 
     def _warn(self, topic: str) -> None:
-        """Log that a topic accepts records that do not fit; the reasons are not logged."""
+        """Log that a topic accepts invalid records; the reasons are not logged."""
         now = asyncio.get_running_loop().time()
         if now - self._warned.get(topic, now - WARNING_S) < WARNING_S:
             return
@@ -183,7 +183,7 @@ class SchemaChecks:
 
 
 def _quick_refusal(found: IdCheck, payload: bytes) -> str | None:
-    """Return why a record does not fit, if no library is needed to say it."""
+    """Return why a record is invalid, if no library is needed to find out."""
     if found.subject is None or not found.payload_version:
         return found.refusal
     kind = found.subject.versions[found.payload_version].type

@@ -1,7 +1,7 @@
-"""Whether a new version of a schema may follow the latest one: one rule for each language.
+"""Checks whether a new version of a schema may follow the latest: one rule for each language.
 
-In the mode `backward` the new version is the reader, in `forward` the latest one is; each rule
-returns its reasons, none if the reader reads everything that the writer writes.
+In the mode `backward` the new version is the reader, in `forward` the latest is; each rule
+returns its reasons, none if the reader can read everything from the writer.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def _line(path: str, text: str) -> str:
 
 
 def _lines(found: list[str]) -> tuple[str, ...]:
-    """Return the reasons in the order in which they were found, each once and not too many."""
+    """Return the reasons in order, without duplicates, and at most the limit."""
     lines = tuple(dict.fromkeys(found))
     more = len(lines) - REASONS_MAX
     return (*lines[:REASONS_MAX], f"and {more} more") if more > 0 else lines
 
 
 def _below(path: str, step: str) -> str:
-    """Return a place inside of another one; steps that no message shows are left out."""
+    """Return the path of a nested part; steps that messages do not show are omitted."""
     return path if len(path) > SHOWN_CHARACTERS_MAX else f"{path}{step[:SHOWN_CHARACTERS_MAX]}"
 
 
@@ -50,7 +50,7 @@ def _below(path: str, step: str) -> str:
 def json_reasons(latest: Any, new: Any, mode: str) -> tuple[str, ...]:
     """Compare two JSON Schemas by Danube's rule: required fields, and the `type` of properties.
 
-    It goes down into the `properties` of properties. No other keyword is compared.
+    It descends into the `properties` of properties. No other keyword is compared.
     """
     reasons: list[str] = []
     work = deque([(latest, new, "$")])
@@ -92,7 +92,7 @@ def _properties(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json_types(schema: dict[str, Any]) -> set[str]:
-    """Return the values of `type`; `number` has whole numbers, too."""
+    """Return the values of `type`; `number` includes whole numbers."""
     found = schema.get("type", [])
     types = {found} if isinstance(found, str) else set(found)
     return types | {"integer"} if "number" in types else types
@@ -111,18 +111,18 @@ _PROMOTIONS: Final[dict[str, frozenset[str]]] = {
     "string": frozenset(("bytes",)),
     "bytes": frozenset(("string",)),
 }
-"""The writer's type, and the other types as which a reader may read it."""
+"""The writer's type, and the other types that a reader may use for it."""
 _NAMED: Final = frozenset(("record", "error", "enum", "fixed"))
 
 
 class AvroForm(NamedTuple):
-    """A schema as fastavro parses it: the second use of a named type is its full name."""
+    """A schema as fastavro parses it: later uses of a named type are its full name."""
 
     schema: Any
     named: dict[str, Any]
 
     def resolved(self, schema: Any) -> Any:
-        """Return the type that a name means; a type without parts is an object, too."""
+        """Return the type of a name; a type without parts becomes an object, too."""
         if isinstance(schema, str):
             return self.named.get(schema) or {"type": schema}
         return schema
@@ -138,8 +138,8 @@ def avro_name(schema: Any) -> str:
 def avro_reasons(latest: AvroForm, new: AvroForm, mode: str) -> tuple[str, ...]:
     """Compare two Avro schemas by the specification's schema resolution.
 
-    A pair of types is compared once, from a list of work instead of by recursion: records may
-    refer to each other in a circle.
+    Each pair of types is compared once, from a work list instead of by recursion: records may
+    refer to each other in a cycle.
     """
     return _Resolution(*_reader_first(latest, new, mode)).run()
 
@@ -196,9 +196,9 @@ class _Resolution:
                 self._add(path, text)
 
     def _choose(self, union: list[Any], writer: Any, path: str) -> None:
-        """Compare with the union's branch that takes the type: the same type first, then any."""
+        """Compare with the union's matching branch: the same type first, then any."""
         while any(isinstance(branch, list) for branch in union):
-            # fastavro reads a union inside a union.
+            # fastavro accepts a union inside a union.
             union = [each for branch in union for each in _branches(branch)]
         names = {avro_name(branch): self._reader.resolved(branch) for branch in union}
         fitting = names.get(avro_name(writer))
@@ -233,7 +233,7 @@ def _label(schema: Any) -> str:
 
 
 def _mismatch(reader: Any, writer: Any) -> str:
-    """Return why two types that are no unions do not match, empty if they do; parts do not count."""
+    """Return why two non-union types do not match, empty if they do; parts are not compared."""
     ours, theirs = reader["type"], writer["type"]
     if ours != theirs and ours not in _PROMOTIONS.get(theirs, ()):
         return f"the reader's {_label(reader)} does not read {_label(writer)}"
@@ -253,7 +253,7 @@ def _mismatch(reader: Any, writer: Any) -> str:
 
 
 def _same_name(reader: Any, writer: Any) -> bool:
-    """Say whether two names are one but for the namespace, or the writer's is an alias."""
+    """Tell whether two names are equal without the namespace, or the writer's is an alias."""
     space = reader["name"].rpartition(".")[0]
     aliases = {
         alias if "." in alias or not space else f"{space}.{alias}"
@@ -269,25 +269,25 @@ _KINDS: Final = (
     *("", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string"),
     *("group", "message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
 )
-"""Types of fields by their number in descriptors."""
+"""Field types by their number in descriptors."""
 _FAMILIES: Final = {
     **dict.fromkeys(("int32", "int64", "uint32", "uint64", "bool", "enum"), "varint"),
     **dict.fromkeys(("sint32", "sint64"), "zigzag varint"),
     **dict.fromkeys(("fixed32", "sfixed32"), "fixed32"),
     **dict.fromkeys(("fixed64", "sfixed64"), "fixed64"),
 }
-"""Types that are read as each other; every other type only as itself."""
+"""Types that are compatible with each other; every other type only with itself."""
 
 
 class ProtobufForm(NamedTuple):
-    """The message that payloads are, and all messages by their full names, as descriptors."""
+    """The message type of payloads, and all messages by their full names, as descriptors."""
 
     root: Any
     messages: dict[str, Any]
 
     @classmethod
     def of(cls, root: Any, files: Iterable[Any]) -> ProtobufForm:
-        """Collect the messages of files, those inside of others, too."""
+        """Collect the messages of files, nested ones included."""
         found: dict[str, Any] = {}
         work = [each for file in files for each in file.message_types_by_name.values()]
         while work:
@@ -300,7 +300,7 @@ class ProtobufForm(NamedTuple):
 def protobuf_reasons(latest: ProtobufForm, new: ProtobufForm, mode: str) -> tuple[str, ...]:
     """Compare two Protobuf definitions by numbers, types and labels; names do not count.
 
-    The roots are compared, and each message that both have: another one may be sent, too.
+    The roots are compared, and each message in both definitions: a payload may contain any.
     """
     reader, writer = _reader_first(latest, new, mode)
     reasons: list[str] = []
@@ -338,7 +338,7 @@ def _shown(field: Any) -> str:
 
 
 def _field_problem(reader: Any, writer: Any) -> str:
-    """Return why a field does not read the writer's of the same number, empty if it does."""
+    """Return why a field cannot read the writer's of the same number, empty if it can."""
     ours, theirs = _kind(reader), _kind(writer)
     is_same = ours == theirs or (ours in _FAMILIES and _FAMILIES[ours] == _FAMILIES.get(theirs))
     if not is_same and not (ours == "bytes" and theirs in {"string", "message"}):

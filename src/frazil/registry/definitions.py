@@ -1,7 +1,7 @@
-"""Definitions of Avro, JSON Schema and Protobuf, read and applied by their libraries.
+"""Definitions of Avro, JSON Schema and Protobuf, parsed and applied by their libraries.
 
 Only the worker process imports this module: a hostile definition or payload can make a library
-slow, large or crash, and the process has limits for that.
+slow, large or crash, and limits apply to that process.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from frazil.registry.kinds import INTEGER_MAX, INTEGER_MIN, quoted
 __all__ = ["Definition", "Invalid", "compare", "read_definition"]
 
 BACKTRACKS_MAX: Final = 100_000
-"""Of a regular expression in a JSON Schema, on one text."""
+"""The timeout of a regular expression in a JSON Schema, on one text."""
 MESSAGE_CHARACTERS_MAX: Final = 300
 _INTEGER_CHARACTERS_MAX: Final = 21
 _MISSING_MAX: Final = 8
-"""Required fields of Protobuf that one reason names."""
+"""The limit of required Protobuf fields named in one reason."""
 
 
 class Invalid(Exception):
-    """Why a definition, or the JSON of a payload, is wrong; of a payload nothing is quoted."""
+    """Why a definition or a payload's JSON is invalid; the payload itself is never quoted."""
 
 
 def read_definition(kind: str, data: bytes) -> Definition:
-    """Read a definition of one of the three languages.
+    """Parse a definition of one of the three languages.
 
     Raises:
-        Invalid: if it is wrong.
+        Invalid: if it is invalid.
     """
     readers: dict[str, Callable[[bytes], Definition]] = {
         "avro": AvroDefinition,
@@ -109,8 +109,8 @@ _JSON: Final = json.JSONDecoder(
     parse_int=_integer,
     parse_float=_number,
 )
-"""Some readers take the first value of a name that stands twice, some the last; a number beyond 64
-bits is cut, rounded or refused."""
+"""Readers disagree on such JSON: a duplicate name keeps the first or the last value; a number
+beyond 64 bits is truncated, rounded or refused."""
 
 
 def _read_json(data: bytes) -> Any:
@@ -127,7 +127,7 @@ def _read_json(data: bytes) -> Any:
 
 
 def _read_json_definition(data: bytes) -> tuple[Any, str, str]:
-    """Return the value, its compact text with sorted names, and the fingerprint of that."""
+    """Return the value, its compact text with sorted names, and the fingerprint of that text."""
     value = _read_json(data)
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     try:
@@ -146,7 +146,7 @@ _NAMING: Final = {
     "additionalItems": "an item that the schema does not allow",
     "propertyNames": "a property's name that the schema does not allow",
 }
-"""Keywords whose message in the library has parts of the payload."""
+"""Keywords whose library message contains parts of the payload."""
 
 
 class JsonDefinition:
@@ -183,7 +183,7 @@ class JsonDefinition:
         return f"at {quoted(self._place(found.instance_path))}: {_json_problem(found)}"
 
     def _place(self, path: Any) -> str:
-        """Return where in a value; names that the definition does not have are left out."""
+        """Return the path in a value; names that are not in the definition are omitted."""
         steps = (
             f"[{step}]" if isinstance(step, int) else f".{step}" if step in self._names else ".{*}"
             for step in path
@@ -203,7 +203,7 @@ def _json_problem(found: Any) -> str:
 # ------------------------------------------------------------------------------------------ Avro
 
 _AVRO_MARKS: Final = ("__fastavro_parsed", "__named_schemas")
-"""A definition that has these would be taken as parsed already."""
+"""The library would treat a definition with these names as already parsed."""
 
 
 _AVRO_ERRORS: Final = (ValueError, LookupError, TypeError, AttributeError)
@@ -224,10 +224,10 @@ class AvroDefinition:
             raise Invalid("invalid Avro schema: a name belongs to the library")
         named: dict[str, Any] = {}
         try:
-            # With names of its own for each call; by default all calls would share them.
+            # With separate names for each call; by default all calls would share them.
             self._schema = fastavro.parse_schema(value, named_schemas=named)
         except (*_AVRO_ERRORS, RecursionError, fastavro.schema.SchemaParseException) as error:
-            # A missing part is a KeyError of its name; the error's class says what is wrong.
+            # For a missing part the error is a KeyError of its name, and its class is the reason.
             problem = _shown(f"{type(error).__name__}: {error}")
             raise Invalid(f"invalid Avro schema: {problem}") from error
         for name, each in named.items():
@@ -256,7 +256,7 @@ _WIRE_TYPES: Final = {
     10: 3,  # group
     **dict.fromkeys((2, 7, 15), 5),  # float, fixed32, sfixed32
 }
-"""Of a field's type; all others are varints, 0."""
+"""The wire type of a field's type; all others are varints, 0."""
 _LENGTH_DELIMITED: Final = 2
 
 
@@ -314,7 +314,7 @@ def _read_files(data: bytes) -> Any:
 
 
 def _compile(text: bytes) -> bytes:
-    """Return the serialized FileDescriptorSet that protoc makes of a text."""
+    """Return the serialized FileDescriptorSet from protoc for a text."""
     source, output, errors = (os.memfd_create(name) for name in ("source", "output", "errors"))
     stderr = os.dup(2)
     included = os.path.join(os.path.dirname(grpc_tools.__file__), "_proto")
@@ -346,21 +346,21 @@ def _compile(text: bytes) -> bytes:
 
 
 def _as_messages(message_type: Any) -> None:
-    """Make maps lists of their entries, so that bytes of another type in an entry are seen."""
+    """Turn maps into lists of their entries, so that wrong bytes in an entry are detected."""
     for nested in message_type.nested_type:
         nested.options.ClearField("map_entry")
         _as_messages(nested)
 
 
 def _wrong_field(found: Any, place: str) -> str | None:
-    """Return the first field that has the bytes of another type; the library skips such fields."""
+    """Return the first field with bytes of another type; the library skips such fields."""
     fields = found.DESCRIPTOR.fields_by_number
     for unknown in UnknownFieldSet(found):
         field = fields.get(unknown.field_number)
         if field is None:
             continue
         own = _WIRE_TYPES.get(field.type, 0)
-        # Both forms of a list are read; the values that are left here a closed enum lacks.
+        # Both forms of a list are valid; the remaining values are unknown to a closed enum.
         is_packed = field.is_repeated and unknown.wire_type == _LENGTH_DELIMITED
         if unknown.wire_type != own and not (is_packed and own not in {2, 3}):
             return f"at {place}{field.name}: its bytes are not of the field's type"
@@ -374,9 +374,9 @@ def _wrong_field(found: Any, place: str) -> str | None:
 
 
 Definition: TypeAlias = JsonDefinition | AvroDefinition | ProtobufDefinition
-"""A definition that has been read.
+"""A parsed definition.
 
-`fingerprint` is equal for definitions that differ in spaces and the order of names alone, `form` is
-what `compatibility` compares, and `refusal` returns why a payload does not fit, without anything of
-the payload, None if it does.
+`fingerprint` is equal for definitions that differ only in spaces and the order of names, `form` is
+the input of `compatibility`, and `refusal` returns why a payload does not fit, without quoting it,
+None if it fits.
 """

@@ -1,12 +1,12 @@
-"""What the registry keeps, as entries of a key and a value; deleting one removes its key.
+"""The registry's stored entries of a key and a value; deleting an entry removes its key.
 
-    subject:<name>            id, mode, next version; there before the first version
+    subject:<name>            id, mode, next version; written before the first version
     version:<number>:<name>   one definition (compressed) with its notes
     topic:<name>              subject and policy of a topic
-    ids                       the next schema id, written when a subject goes
+    ids                       the next schema id, written when a subject is removed
 
-Values are MessagePack maps: a reader skips names that it does not know, and takes the default of
-those it misses. Entries may be read in any order.
+Values are MessagePack maps: a reader ignores unknown names and uses defaults for missing ones.
+Entries may be read in any order.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 IDS_KEY: Final = "ids"
 DEFINITION_BYTES_MAX: Final = 1 << 20
 ENTRY_BYTES_MAX: Final = 1 << 20
-"""Of one entry, its definition compressed."""
+"""The limit of one entry, its definition compressed."""
 _COMPRESSION_LEVEL: Final = 6
 
 
@@ -83,7 +83,7 @@ class TopicEntry(msgspec.Struct, frozen=True):
 
 
 class IdsEntry(msgspec.Struct, frozen=True):
-    """No subject has this schema id or a larger one yet."""
+    """The lowest schema id that no subject has had yet."""
 
     schema_id_next: int
 
@@ -107,7 +107,7 @@ def parse_key(text: str) -> tuple[str, str, int]:
     """Return a key's kind (subject, version, topic or ids), name and version.
 
     Raises:
-        CorruptionError: if this module did not make it.
+        CorruptionError: if this module did not create it.
     """
     kind, _, name = text.partition(":")
     if text == IDS_KEY or (kind in {"subject", "topic"} and name):
@@ -149,12 +149,12 @@ def check_definition_size(definition: bytes) -> None:
 
 
 def pack(definition: bytes) -> bytes:
-    """Compress a definition: they are text, and all of them are kept in memory."""
+    """Compress a definition: definitions are text, and all of them are kept in memory."""
     return zlib.compress(definition, _COMPRESSION_LEVEL)
 
 
 def unpack(packed: bytes, *, key: str) -> bytes:
-    """Return a definition; its size is checked while it grows."""
+    """Decompress a definition; its size is checked while it grows."""
     reader = zlib.decompressobj()
     try:
         found = reader.decompress(packed, DEFINITION_BYTES_MAX + 1)

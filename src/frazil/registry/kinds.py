@@ -1,6 +1,6 @@
-"""The words of the registry: schema types and their aliases, modes, policies, names.
+"""The vocabulary of the registry: schema types and their aliases, modes, policies, names.
 
-The types without a definition are here as a whole.
+Types without a definition are fully implemented here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ValidationPolicy = Literal["none", "warn", "enforce"]
 _Word = TypeVar("_Word")
 
 PLAIN: Final = frozenset(("bytes", "string", "number"))
-"""Types without a definition: their name is the fingerprint."""
+"""Types without a definition: their fingerprint is their name."""
 _TYPES: Final[dict[str, SchemaType]] = {name: name for name in get_args(SchemaType)}
 _ALIASES: Final[dict[str, SchemaType]] = {
     "int64": "number",
@@ -53,20 +53,20 @@ SHOWN_CHARACTERS_MAX: Final = 128
 
 SUBJECT_CHARACTERS_MAX: Final = 255
 NAME_BYTES_MAX: Final = 960
-"""Of a subject's or a topic's name in UTF-8: the key of an entry has at most 1,024 bytes."""
+"""The limit of a subject's or a topic's name in UTF-8: an entry's key has at most 1,024 bytes."""
 TOPIC_CHARACTERS_MAX: Final = 512
 
 INTEGER_MIN: Final = -(1 << 63)
 INTEGER_MAX: Final = (1 << 64) - 1
-"""Of a whole number in a payload: 64 bits, with or without a sign."""
+"""The range of a whole number in a payload: 64 bits, with or without a sign."""
 _NUMBER_WIDTHS: Final = frozenset((4, 8))
 _NUMBER_TEXT_BYTES_MAX: Final = 64
 _NUMBER_TEXT: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-"""JSON's, as RFC 8259 writes it: no space around it, no sign before it but a minus, no NaN."""
+"""A JSON number by RFC 8259: no space around it, no sign before it but a minus, no NaN."""
 
 
 def quoted(text: object, *, most: int = SHOWN_CHARACTERS_MAX) -> str:
-    """Return text of a caller or a library as it may stand in a message: one line, not too long."""
+    """Return text of a caller or a library in a form safe for messages: one short line."""
     line = str(text)
     if len(line) > most:
         line = line[:most] + "…"
@@ -74,7 +74,7 @@ def quoted(text: object, *, most: int = SHOWN_CHARACTERS_MAX) -> str:
 
 
 def schema_type(text: str) -> SchemaType:
-    """Return the type that a name or an alias means."""
+    """Return the type of a name or an alias."""
     return _meant("schema type", text, {**_TYPES, **_ALIASES})
 
 
@@ -97,7 +97,7 @@ def _meant(what: str, text: str, known: dict[str, _Word]) -> _Word:
 
 
 def check_subject(subject: str) -> None:
-    """Refuse a name that no subject may have."""
+    """Refuse an invalid name of a subject."""
     _check_name("subject", subject, SUBJECT_CHARACTERS_MAX)
     if not _SUBJECT.match(subject):
         raise InvalidRequest(
@@ -106,7 +106,7 @@ def check_subject(subject: str) -> None:
 
 
 def check_topic(topic: str) -> None:
-    """Refuse a name that cannot be a key; front ends check the other rules of topic names."""
+    """Refuse an invalid key; front ends check the other rules of topic names."""
     _check_name("topic", topic, TOPIC_CHARACTERS_MAX)
 
 
@@ -139,7 +139,7 @@ def plain_refusal(kind: SchemaType, payload: bytes) -> str | None:
 
 
 def check_text(what: str, text: str, characters_max: int) -> None:
-    """Refuse text that is too long or that cannot be written as UTF-8."""
+    """Refuse text that is too long or cannot be encoded as UTF-8."""
     if len(text) > characters_max:
         raise InvalidRequest(
             f"the {what} is too long", characters=len(text), characters_max=characters_max

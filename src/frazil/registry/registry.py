@@ -1,10 +1,9 @@
 """The schema registry's state and rules: no I/O, no clock, no library of schemas.
 
-A call that changes something returns a `Planned`: the reply, and the entries to write. Nothing has
-changed yet. `SchemaStore` makes the entries durable, in their order, and then commits the plan, one
-plan at a time; so no caller sees a schema that a crash could take back. The state changes by
-entries
-alone: the same entries make the same registry, in any order of keys.
+A call that changes state returns a `Planned`: the reply, and the entries to write. The state has
+not changed yet. `SchemaStore` makes the entries durable, in order, and then commits the plan, one
+plan at a time; so no caller sees a schema that a crash could revert. Only entries change the state:
+the same entries make the same registry, in any order of keys.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ __all__ = [
 
 SUBJECTS_MAX: Final = 10_000
 VERSIONS_MAX: Final = 1_000
-"""Versions that one subject has at a time."""
+"""The limit of concurrent versions of one subject."""
 VERSION_NUMBER_MAX: Final = (1 << 32) - 1
 SCHEMA_ID_MAX: Final = (1 << 53) - 1
-"""Every client keeps such an id exactly, those with floating-point numbers too."""
+"""Every client represents such an id exactly, including clients with floating-point numbers."""
 TOPICS_MAX: Final = 100_000
 DESCRIPTION_CHARACTERS_MAX: Final = 4_096
 AUTHOR_CHARACTERS_MAX: Final = 255
@@ -68,7 +67,7 @@ class IncompatibleSchema(Conflict):
 
 @attrs.frozen
 class Planned(Generic[_Reply]):
-    """A reply that is true once `changes` are durable and the plan is committed."""
+    """A reply that is valid once `changes` are durable and the plan is committed."""
 
     reply: _Reply
     changes: tuple[Change, ...]
@@ -76,10 +75,10 @@ class Planned(Generic[_Reply]):
 
 @attrs.frozen(kw_only=True)
 class NewSchema:
-    """A version to register; all but the definition's text is checked.
+    """A version to register; everything but the definition's text is checked.
 
     Raises:
-        InvalidRequest: if a name, the type or a size is wrong.
+        InvalidRequest: if a name, the type or a size is invalid.
     """
 
     subject: str
@@ -113,7 +112,7 @@ class Registered:
 
 @attrs.define
 class Subject:
-    """A subject; without versions it is only a reserved id, and callers do not see it."""
+    """A subject; without versions it is only a reserved id, hidden from callers."""
 
     name: str
     schema_id: int
@@ -128,7 +127,7 @@ class Subject:
 
     @property
     def entry(self) -> SubjectEntry:
-        """The subject without its versions, as it is stored."""
+        """The stored form of the subject without its versions."""
         return SubjectEntry(self.schema_id, self.mode, self.version_next)
 
     def schema(self, version: int = 0) -> Schema:
@@ -147,7 +146,7 @@ class Schema:
 
     @property
     def definition(self) -> bytes:
-        """The definition as it was registered."""
+        """The definition as registered."""
         key = entries.version_key(self.subject.name, self.version)
         return entries.unpack(self.entry.packed, key=key)
 
@@ -157,39 +156,39 @@ class IdCheck:
     """The check of a record's schema id and version against its topic's subject."""
 
     refusal: str | None
-    """Why they do not fit."""
+    """Why the id or version does not fit."""
     is_enforced: bool
-    """A record that does not fit is refused; otherwise it is accepted with a warning."""
+    """Whether an invalid record is refused; otherwise it is accepted with a warning."""
     payload_version: int = 0
-    """The version that the payload is to be checked with; 0 if it is not checked."""
+    """The version for the check of the payload; 0 if it is not checked."""
     subject: Subject | None = None
 
     @property
     def is_quick(self) -> bool:
-        """Whether the check of the payload, if there is one, needs no library."""
+        """Whether the check of the payload, if any, needs no library."""
         subject, version = self.subject, self.payload_version
         return not version or subject is None or subject.versions[version].type in PLAIN
 
 
 NO_CHECK: Final = IdCheck(None, is_enforced=False)
-"""Of a topic without a subject, or with the policy `none`."""
+"""The result for a topic without a subject, or with the policy `none`."""
 
 
 @attrs.define
 class Registry:
-    """Subjects, versions, modes and topics' schemas. Equal when they hold the same."""
+    """Subjects, versions, modes and topics' schemas. Equal if their content is equal."""
 
     _subjects: dict[str, Subject] = attrs.field(factory=dict, init=False)
     _names: dict[int, str] = attrs.field(factory=dict, init=False)
     """Subjects by schema id."""
     topics: dict[str, TopicEntry] = attrs.field(factory=dict, init=False)
-    """Schema settings of the topics that have a subject; to be read."""
+    """Schema settings of the topics with a subject; read-only for callers."""
     _schema_id_next: int = attrs.field(default=1, init=False)
 
     # -- state -----------------------------------------------------------------------------------
 
     def apply(self, key: str, value: bytes | None) -> None:
-        """Apply one durable entry (None: deleted); again it changes nothing.
+        """Apply one durable entry (None: deleted); a repeat changes nothing.
 
         Raises:
             CorruptionError: if it is no entry of the registry, or contradicts another one.
@@ -217,7 +216,7 @@ class Registry:
         elif found is not None and kind == "version":
             found.versions.pop(version, None)
         elif found is not None:
-            # The removal of its last version may come later in the order: it is removed here.
+            # The removal of its last version may come later in the order: remove the version here.
             del self._subjects[name]
             self._names.pop(found.schema_id, None)
 
@@ -228,7 +227,7 @@ class Registry:
         subject.version_next = max(subject.version_next, version + 1)
 
     def _with_id(self, key: str, name: str, schema_id: int) -> Subject:
-        """Return the subject of a name, made now if it is not there; the id must be its own."""
+        """Return the subject of a name, created if absent; the id must belong to it."""
         subject = self._subjects.get(name)
         owner = self._names.get(schema_id, name)
         if schema_id < 1 or owner != name or (subject and subject.schema_id != schema_id):
@@ -250,7 +249,7 @@ class Registry:
         return planned.reply
 
     def find(self, name: str) -> Subject | None:
-        """Return a subject that has a version."""
+        """Return a subject with at least one version."""
         found = self._subjects.get(name)
         return found if found and found.versions else None
 
@@ -263,7 +262,7 @@ class Registry:
     # -- schemas ---------------------------------------------------------------------------------
 
     def known_version(self, new: NewSchema, fingerprint: str) -> Registered | None:
-        """Return the newest version that has this definition already, None if there is none."""
+        """Return the newest version with this definition, None if there is none."""
         found = self._subjects.get(new.subject)
         if found is None:
             return None
@@ -277,7 +276,7 @@ class Registry:
     def plan_version(
         self, new: NewSchema, *, fingerprint: str, packed: bytes, reasons: tuple[str, ...]
     ) -> Planned[Registered]:
-        """Plan a version of a subject that does not have this definition.
+        """Plan a version of a subject without this definition.
 
         Raises:
             IncompatibleSchema: if there are reasons why it may not follow the latest version.
@@ -322,7 +321,7 @@ class Registry:
         return _planned(Registered(found.schema_id, version, True, fingerprint), *changes)
 
     def schema(self, schema_id: int, version: int | None = None) -> Schema:
-        """Return a version of the subject with an id, the latest if none is named."""
+        """Return a version of the subject with an id, the latest by default."""
         found = self.find(self._names.get(schema_id, ""))
         if found is None:
             raise NotFound(f"Schema not found for ID: {schema_id}")
@@ -347,7 +346,7 @@ class Registry:
         return [each.schema() for _, each in sorted(self._subjects.items()) if each.versions]
 
     def counts(self) -> dict[str, int]:
-        """Return how much there is."""
+        """Return the counts of subjects, versions and topics."""
         return {
             "subjects": len(self._subjects),
             "versions": sum(len(each.versions) for each in self._subjects.values()),
@@ -355,7 +354,7 @@ class Registry:
         }
 
     def set_mode(self, subject: str, mode: str) -> Planned[str]:
-        """Plan another compatibility mode of a subject."""
+        """Plan a change of a subject's compatibility mode."""
         wanted = compatibility_mode(mode)
         found = self._subject(subject)
         entry = SubjectEntry(found.schema_id, wanted, found.version_next)
@@ -365,7 +364,7 @@ class Registry:
         )
 
     def delete_version(self, subject: str, version: int) -> Planned[str]:
-        """Plan to remove a version; its number is not given again. The last takes the subject.
+        """Plan to remove a version; its number is not reused. The last one removes the subject.
 
         Raises:
             Conflict: if it is the last version of a subject that a topic uses.
@@ -376,7 +375,7 @@ class Registry:
         removal = Change(entries.version_key(subject, version), None)
         reply = f"Deleted version {version} for subject {subject}"
         if len(found.versions) > 1:
-            # The subject keeps the number, or the next version would get it again.
+            # The subject keeps the number, or the next version would reuse it.
             kept = entries.encode(found.entry)
             return _planned(reply, Change(entries.subject_key(subject), kept), removal)
         topics = self.topics.items()
@@ -398,7 +397,7 @@ class Registry:
     def configure_topic(
         self, topic: str, subject: str, policy: str, *, check_payload: bool
     ) -> Planned[str]:
-        """Plan the schema settings of a topic; an empty policy is the default one."""
+        """Plan the schema settings of a topic; an empty policy is the default."""
         found = self._subject(subject)
         wanted = validation_policy(policy) if policy else POLICY_DEFAULT
         return _planned(
@@ -407,7 +406,7 @@ class Registry:
         )
 
     def update_policy(self, topic: str, policy: str, *, check_payload: bool) -> Planned[str]:
-        """Plan another policy of a topic that has a subject."""
+        """Plan a change of the policy of a topic with a subject."""
         wanted = validation_policy(policy)
         found = self.topics.get(topic)
         if found is None:
@@ -418,7 +417,7 @@ class Registry:
         )
 
     def assign_topic(self, topic: str, subject: str) -> Planned[None]:
-        """Plan the subject that a producer names: the first one gives it to the topic.
+        """Plan the subject named by a producer: the first producer assigns it to the topic.
 
         Raises:
             Conflict: if the topic has another subject, or the registry does not have this one.
@@ -436,7 +435,7 @@ class Registry:
         return _planned(None, self._topic_change(topic, entry))
 
     def forget_topic(self, topic: str) -> Planned[None]:
-        """Plan to drop the schema settings of a deleted topic."""
+        """Plan the removal of a deleted topic's schema settings."""
         if topic not in self.topics:
             return _planned(None)
         return _planned(None, Change(entries.topic_key(topic), None))
@@ -444,7 +443,7 @@ class Registry:
     def resolve(
         self, subject: str, *, pinned_version: int | None = None, min_version: int | None = None
     ) -> Schema:
-        """Return the schema that a producer's reference means; the latest unless it is pinned."""
+        """Return the schema of a producer's reference; the latest unless it is pinned."""
         found = self.find(subject)
         if found is None:
             raise Conflict(f"Schema subject '{quoted(subject)}' not found in registry")
@@ -461,7 +460,7 @@ class Registry:
     def check_ids(
         self, topic: str, *, schema_id: int | None, schema_version: int | None
     ) -> IdCheck:
-        """Check the schema id and version that a record to be published to a topic has."""
+        """Check the schema id and version of a record to be published to a topic."""
         config = self.topics.get(topic)
         if config is None or config.policy == "none":
             return NO_CHECK

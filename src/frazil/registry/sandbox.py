@@ -1,8 +1,8 @@
-"""The schema worker, as the broker's event loop uses it: requests with a deadline.
+"""The event loop's client of the schema worker: requests with a deadline.
 
 There is one process. It starts with the first request and ends with the broker. A request that
-overruns a limit of `worker` ends the process and is answered with an error; the next request starts
-a new one.
+exceeds a limit of `worker` ends the process and fails with an error; the next request starts a
+new one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from frazil.telemetry import warn
 __all__ = ["TOO_MUCH_TO_COMPARE", "TOO_MUCH_WORK", "Sandbox", "closed"]
 
 DEADLINE_S: Final = 30.0
-"""From a request to its last answer; on an idle machine the limits of CPU time come first."""
+"""From a request to its last answer; on an idle machine the CPU time limits come first."""
 ENDING_S: Final = 1.0
 _INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
-"""Variables that the process inherits: no credentials."""
+"""The environment variables of the process: no credentials."""
 
 TOO_MUCH_WORK: Final = "schema needs too much work for this payload"
 TOO_MUCH_TO_COMPARE: Final = (
@@ -44,10 +44,10 @@ class Sandbox:
         self._is_closed = False
 
     async def fingerprint(self, kind: str, definition: bytes) -> str:
-        """Read a definition.
+        """Parse a definition.
 
         Raises:
-            InvalidRequest: if it is wrong, or too much to read.
+            InvalidRequest: if it is invalid or too expensive to parse.
             Unavailable: if the worker cannot be started, was killed, or is closed.
         """
         answers, _ = await self._ask(Request(op="read", type=kind, definition=definition))
@@ -73,7 +73,7 @@ class Sandbox:
     async def refusals(
         self, kind: str, definition: bytes, payloads: Sequence[bytes]
     ) -> list[str | None]:
-        """Return why each payload does not fit a definition, None where it does."""
+        """Return why each payload does not fit a definition, None for each that fits."""
         found: list[str | None] = []
         while len(found) < len(payloads):
             left = tuple(payloads[len(found) :])
@@ -86,7 +86,7 @@ class Sandbox:
         return found
 
     async def close(self) -> None:
-        """End the process; requests under way are refused."""
+        """End the process; pending requests are refused."""
         self._is_closed = True
         if self._process is not None:
             await self._end(self._process)
@@ -100,7 +100,7 @@ class Sandbox:
         task = asyncio.get_running_loop().create_task(self._exchange(request))
         self._asking.add(task)
         task.add_done_callback(self._asked)
-        # A caller that goes away must not leave its answers in the pipe.
+        # A cancelled caller must not leave its answers in the pipe.
         return await asyncio.shield(task)
 
     def _asked(self, task: asyncio.Task[tuple[list[Answer], bool]]) -> None:
@@ -137,7 +137,7 @@ class Sandbox:
             return answers, True
 
     async def _started(self) -> asyncio.subprocess.Process:
-        """Return the process, a new one if there is none."""
+        """Return the process, started if there is none."""
         if self._is_closed:
             raise closed()
         if self._process is not None and self._process.returncode is None:
@@ -188,7 +188,7 @@ def closed() -> Unavailable:
 async def _receive(
     process: asyncio.subprocess.Process, answers: list[Answer], count_max: int
 ) -> None:
-    """Add the answers of one request, no more than it may have; those before an error, too."""
+    """Add the answers of one request, at most `count_max`, including those before an error."""
     assert process.stdout is not None
     while not (answers and answers[-1].is_last):
         if len(answers) >= max(count_max, 1):

@@ -1,6 +1,6 @@
-"""The durable registry: definitions are read in the sandbox, changes written to the log, then visible.
+"""The durable registry: definitions are parsed in the sandbox, then made durable, then visible.
 
-Changes are made one at a time, each when the one before is durable and visible.
+Changes are made one at a time, each after the previous one is durable and visible.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["SchemaStore"]
 
 BYTES_MAX: Final = 32 << 20
-"""All entries together: half of the room for values that are no records."""
+"""The limit of all entries together: half of the room for values other than records."""
 
 _Answer = TypeVar("_Answer")
 
@@ -39,7 +39,7 @@ _Answer = TypeVar("_Answer")
 class SchemaStore:
     """A durable registry. All methods belong to the event loop's thread.
 
-    Create it before anything is served: it reads the entries of the log, and waits for that.
+    Create it before the broker serves: it reads the entries of the log, and waits for that.
     """
 
     def __init__(self, states: States) -> None:
@@ -50,38 +50,38 @@ class SchemaStore:
         self._is_stale = False
         self.sandbox = Sandbox()
         self.registry = Registry()
-        """What is durable, to be read. Replaced by a new one if a change was written in part."""
+        """The durable state, read-only for callers. Replaced after a change was written in part."""
         self._sizes: dict[str, int] = {}
         self._load(states.items(StateTag.SCHEMA))
 
     def stats(self) -> dict[str, int]:
-        """Return how much there is, and the room that its entries take."""
+        """Return the counts of the registry, and the size of its entries."""
         return {**self.registry.counts(), "stored_bytes": sum(self._sizes.values())}
 
     async def register(self, new: NewSchema) -> Registered:
-        """Register a version of a subject; a definition that it has already is that version.
+        """Register a version of a subject; a known definition returns its existing version.
 
         Raises:
-            InvalidRequest: if the definition is wrong, or too much to read.
+            InvalidRequest: if the definition is invalid or too expensive to parse.
             IncompatibleSchema: if it breaks the subject's compatibility mode.
-            Overloaded: if there are too many subjects or versions, or they take too much room.
+            Overloaded: if there are too many subjects or versions, or they are too large.
         """
         return await self._changed(self._register(new))
 
     async def change(self, plan: Callable[[Registry], Planned[_Answer]]) -> _Answer:
-        """Return a plan's reply when its changes are durable and visible.
+        """Return a plan's reply once its changes are durable and visible.
 
-        A change that has begun goes on if its caller is cancelled.
+        A change that has begun continues if its caller is cancelled.
 
         Raises:
-            Overloaded: if the entries take too much room; and any error of `plan`.
+            Overloaded: if the entries are too large; and any error of `plan`.
         """
         return await self._changed(self._change(plan))
 
     async def check_compatibility(
         self, subject: str, type_name: str, definition: bytes, mode: str | None = None
     ) -> tuple[str, ...]:
-        """Return why a definition may not follow the latest version, in the subject's mode or another.
+        """Return why a definition may not follow the latest one, by the subject's mode or `mode`.
 
         Without a type it has the subject's; a new subject accepts everything.
         """
@@ -97,7 +97,7 @@ class SchemaStore:
         return await self._incompatibilities(found, kind, definition, fingerprint, wanted)
 
     async def close(self) -> None:
-        """Refuse all that waits for the sandbox and finish the changes that are being written."""
+        """Refuse all requests that wait for the sandbox and finish the changes being written."""
         self._is_closed = True
         await self.sandbox.close()
         if self._changing:
@@ -106,7 +106,7 @@ class SchemaStore:
     # -- inside ----------------------------------------------------------------------------------
 
     async def _changed(self, work: Coroutine[Any, Any, _Answer]) -> _Answer:
-        """Do a change to its end in its turn."""
+        """Run a change to its end in its turn."""
         try:
             await self._turn.acquire()
         except asyncio.CancelledError:
@@ -198,10 +198,10 @@ class SchemaStore:
             )
 
     async def _write(self, changes: Sequence[Change]) -> None:
-        """Return when all changes are durable, in their order.
+        """Return when all changes are durable, in order.
 
         Raises:
-            FrazilError: if one is not. It may be later, so the entries of the log are read again.
+            FrazilError: if one is not. It may be durable later, so the log's entries are reread.
         """
         try:
             for key, value in changes:

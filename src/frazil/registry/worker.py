@@ -1,10 +1,10 @@
 """The process that runs the schema libraries: one request after the other, within limits.
 
-A definition or a payload that is hostile can end this process, nothing else: its address space and
-the CPU time of each request are limited by the kernel, and `sandbox` gives each request a deadline
-and starts a new process when this one is gone.
+A hostile definition or payload can end this process, nothing else: the kernel limits its address
+space and the CPU time of each request, and `sandbox` gives each request a deadline and starts a
+new process after this one ends.
 
-Both ways through the pipes a message is a length and MessagePack:
+In both directions a message on the pipes is a length and MessagePack:
 
     0        4
     +--------+------------------+
@@ -12,8 +12,8 @@ Both ways through the pipes a message is a length and MessagePack:
     |u32, BE |                  |
     +--------+------------------+
 
-The first answer comes without a request: the libraries are loaded. Each request has one answer, but
-`check`, which has one for each payload; it may end before the last payload.
+The first answer comes without a request: the libraries are loaded. Each request has one answer,
+except `check`, which has one for each payload; it may end before the last payload.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = ["Answer", "Request", "encode", "receive"]
 _LENGTH: Final = struct.Struct(">I")
 MEMORY_BYTES_MAX: Final = 1 << 30
 READ_CPU_S: Final = 4.0
-"""CPU time to read a definition, or to compare two."""
+"""CPU time to parse a definition, or to compare two."""
 CHECK_CPU_S: Final = 1.0
-"""CPU time to check one payload; its definition may have to be read first."""
+"""CPU time to check one payload; its definition may have to be parsed first."""
 TURN_CPU_S: Final = 0.1
-"""After so much the other payloads of a request are left to the next one: others have a turn."""
+"""After this time the next request takes a request's remaining payloads: others get a turn."""
 FILE_BYTES_MAX: Final = 64 << 20
 """protoc writes its descriptors into a file in memory."""
 OPEN_FILES_MAX: Final = 64
@@ -52,7 +52,7 @@ ANSWER_BYTES_MAX: Final = 1 << 20
 """The broker does not trust the worker."""
 CACHED_MAX: Final = 256
 CACHED_BYTES_MAX: Final = 2 << 20
-"""Definitions kept for the next payloads; read, they take up to a hundred times their text."""
+"""Definitions kept for the next payloads; parsed, they need up to a hundred times their text."""
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,7 +62,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str
     definition: bytes
     latest: bytes = b""
-    """Of `compare`: the version that `definition` is to follow."""
+    """For `compare`: the version before `definition`."""
     mode: str = ""
     payloads: tuple[bytes, ...] = ()
 
@@ -72,9 +72,9 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     fingerprint: str = ""
     reasons: tuple[str, ...] = ()
-    """Of `compare`."""
+    """For `compare`."""
     refusal: str | None = None
-    """Why the definition is wrong, or why the payload does not fit."""
+    """Why the definition is invalid, or why the payload does not fit."""
     is_last: bool = False
     """The request has no further answer."""
 
@@ -84,7 +84,7 @@ _answers: Final = msgspec.msgpack.Decoder(Answer)
 
 
 def encode(message: Request | Answer) -> bytes:
-    """Return a message with its length in front."""
+    """Encode a message with its length in front."""
     data = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(data)) + data
 
@@ -93,7 +93,7 @@ async def receive(answers: asyncio.StreamReader) -> Answer:
     """Return the next answer.
 
     Raises:
-        EOFError: if the bytes end, or are no answer.
+        EOFError: if the stream ends or has no valid answer.
     """
     (size,) = _LENGTH.unpack(await answers.readexactly(_LENGTH.size))
     if size > ANSWER_BYTES_MAX:
@@ -148,7 +148,7 @@ def _checked(found: Definition, payloads: Sequence[bytes]) -> Iterator[Answer]:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """End the process by SIGPROF when it has used so much more CPU time."""
+    """End the process by SIGPROF after it has used this much more CPU time."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -180,7 +180,7 @@ def _limit_process() -> None:
 def main() -> None:
     """Answer requests from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    # A library that prints must not write into the answers.
+    # Output that a library prints must not go into the answers.
     os.dup2(2, 1)
     try:
         from frazil.registry import definitions  # noqa: F401 - loads the libraries
@@ -191,7 +191,7 @@ def main() -> None:
     _limit_process()
     answers.write(encode(Answer(is_last=True)))
     answers.flush()
-    # Any error but a definition's own, as MemoryError, ends the process: a new one is clean.
+    # Any error but a definition's own, such as MemoryError, ends the process: a new one is clean.
     _serve(sys.stdin.buffer, answers)
 
 
