@@ -81,7 +81,7 @@ class Task:
         self._woken.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for `wake` or `stop`, at most so many seconds; tell whether one was called."""
+        """Wait up to `seconds` for `wake` or `stop`; tell whether one was called."""
         woken = self._woken.wait(seconds)
         self._woken.clear()
         return woken
@@ -111,7 +111,7 @@ class Task:
         return True
 
     def put_off(self, step: str, seconds: float) -> None:
-        """Postpone a step by so many seconds."""
+        """Postpone a step by `seconds`."""
         self._due[step] = self._due.get(step, self._clock.monotonic()) + seconds
 
     def make_all_due(self) -> None:

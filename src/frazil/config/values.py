@@ -92,7 +92,7 @@ def resolve(
     """Return a setting's text with the values of its variables in place of references.
 
     Args:
-        value: the setting as it is in the tree.
+        value: the setting's value in the tree.
         setting: its dotted path, for messages.
         environment: the variables; the process's own without it.
 

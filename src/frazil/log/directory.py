@@ -57,7 +57,7 @@ def prepare(file_system: FileSystem, paths: DataDirectory, *, allow_network_fs: 
     kind = file_system_kind(paths.root)
     if kind in NETWORK_FILE_SYSTEMS and not allow_network_fs:
         raise InvalidRequest(
-            "the data directory is on a network file system, whose syncs and locks may lie; use a "
+            "the data directory is on a network file system, whose syncs and locks may fail; use a "
             "local disk or set log.allow_network_fs",
             path=paths.root,
             file_system=kind,

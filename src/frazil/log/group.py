@@ -402,7 +402,7 @@ class Group:
         if epoch > batches.epoch:
             batches.epoch = epoch
             batches.window = []
-        # A window counts as long as it is remembered: after a jump of the clock a repeat must not
+        # A window counts while it is remembered: after a jump of the clock a repeat must not
         # pass as new. Rotation forgets windows by age.
         verdict = judge(batches.window, sequence=sequence, count=count, producer=name)
         if verdict is None:

@@ -179,7 +179,7 @@ class LogSource:
 
         Raises:
             NotFound: the log has freed the offset.
-            CorruptionError: the first frame is damaged or missing; the details name what is lost.
+            CorruptionError: the first frame is damaged or missing; the details name the lost range.
         """
         state = self._topic(topic)
         for segment in self._journal.segments:
@@ -305,7 +305,7 @@ class _Found(NamedTuple):
             topic=self.state.spec.name,
             offset_first=index.offsets[number],
             offset_next=_frame_end(index, number),
-            reason=fault or "frame is not the one that was written here",
+            reason=fault or "frame does not belong at this position",
             segment=self.segment.id,
             position=index.positions[number] << 3,
         )

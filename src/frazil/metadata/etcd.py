@@ -167,8 +167,10 @@ class EtcdStore:
             for key, number in numbers.items():
                 if not _is_forward(known[key], number):
                     stored = number_of(known[key])
-                    raise Conflict("metadata would go back", key=key, number=number, stored=stored)
-        raise Conflict("metadata is changed by others again and again, try again")
+                    raise Conflict(
+                        "metadata number would decrease", key=key, number=number, stored=stored
+                    )
+        raise Conflict("metadata is changed by others too often, try again")
 
     def _conditions(
         self, transaction: Transaction

@@ -67,7 +67,7 @@ class EtcdLeases:
             lease = self._grant(name, record, ttl_s, stored)
             if lease is not None:
                 return lease
-        raise Conflict("lease changes hands again and again, try again", lease=name)
+        raise Conflict("lease changes its holder too often, try again", lease=name)
 
     def _free(self, name: str, holder: str) -> _Stored:
         """Return the stored state of a lease that this holder may take."""

@@ -215,7 +215,7 @@ class EtcdSpace:
             if (0 if now is None else now.mod_revision) == ticket:
                 return Outcome(0, tuple(found))
             self._ticket = 0 if now is None else now.mod_revision
-        raise Conflict("metadata is settled again and again by others, try again")
+        raise Conflict("metadata is settled by others too often, try again")
 
     def _send(self, request: wire.TxnRequest) -> wire.TxnResponse:
         try:

@@ -117,7 +117,7 @@ class LeaseBook:
         """Extend a held lease by its full time from now.
 
         Raises:
-            Conflict: it expired or was acquired anew; stop acting under it.
+            Conflict: it expired or was acquired again; stop acting under it.
         """
         self.check(lease.name, lease.epoch)
         expires_at = self._clock.monotonic() + lease.ttl_s

@@ -170,7 +170,7 @@ class LocalStore:
             key = APPLIED_PREFIX + journal_id
             stored = self._number(key)
             if stored is not None and lsn < stored:
-                raise Conflict("metadata would go back", key=key, number=lsn, stored=stored)
+                raise Conflict("metadata number would decrease", key=key, number=lsn, stored=stored)
 
     def _number(self, key: str) -> int | None:
         return number_of(self._rows.read(key))

@@ -9,8 +9,8 @@ stale or changed without SQLite. `docs/internals/metadata.md` has the details.
 * `journal_mode=persist`, a rollback journal, and not a write-ahead log, although that needs one
   sync a commit instead of four. After a failed fsync and a restart of the process the page cache
   still shows frames of the write-ahead log that the disk does not have; SQLite takes them as
-    committed, appends after them, and a later power loss silently drops everything from there on.
-  A rollback journal is written anew by the next transaction, and what it restores is written and
+  committed, appends after them, and a later power loss silently drops everything from there on.
+  The next transaction rewrites a rollback journal, and the pages it restores are written and
   synced again, so it survives that. A bit that flips in a write-ahead log drops committed
   transactions as well. Of the rollback modes, `persist` changes neither names nor sizes while it
   commits, so its syncs need no change of the file system's own journal.

@@ -84,7 +84,7 @@ def _refuse_constant(text: str) -> NoReturn:
 def _unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise Invalid("a name stands twice in one JSON object")
+        raise Invalid("a name occurs twice in one JSON object")
     return found
 
 
