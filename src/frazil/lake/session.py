@@ -77,7 +77,7 @@ def session_conf(
         jars: paths of the jars, from `ensure_jars`.
         catalog: the catalog that Spark knows as `frazil`.
         run_dir: a directory of this session alone, for scratch files and the log's settings.
-        conf: `lake.spark.conf`; each of its keys wins over ours.
+        conf: `lake.spark.conf`; each of its keys overrides a default.
         heap_bytes: the most that Java's heap may take.
     """
     given = dict(conf or {})
@@ -86,7 +86,7 @@ def session_conf(
         "spark.master": f"local[{CORES}]",
         "spark.app.name": "frazil-lake",
         "spark.driver.memory": f"{max(heap_bytes // _MIB, 1)}m",
-        # Ours are the default options, so that extraJavaOptions of the user come on top of them.
+        # Frazil sets the default options, so that the user's extraJavaOptions are added to them.
         "spark.driver.defaultJavaOptions": _java_options(run_dir, scratch),
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -139,7 +139,7 @@ def _catalog_conf(catalog: CatalogAddress) -> dict[str, str]:
     values = {
         "type": "rest",
         "uri": catalog.uri,
-        # A cached table would hide a commit of another program from the look before ours.
+        # A cached table would hide another program's commit from the look before a commit.
         "cache-enabled": "false",
         "rest-metrics-reporting-enabled": "false",
         "rest.client.connection-timeout-ms": str(CONNECT_MS),
@@ -182,10 +182,10 @@ def writers_of(conf: Mapping[str, str]) -> int:
 
 
 def check_versions() -> None:
-    """Check that the installed PySpark is the one that the Iceberg runtime is made for.
+    """Check that the installed PySpark has the version of the Iceberg runtime.
 
     Raises:
-        Unavailable: it is not, with what to install.
+        Unavailable: it has not; the message names the package to install.
     """
     installed, wanted = spark_version(), pins()
     if ".".join(installed.split(".")[:2]) != wanted.spark:
@@ -212,8 +212,8 @@ def build_session(
         conf: from `session_conf`.
         java: the Java that runs it.
         run_dir: the same directory that `conf` was made for.
-        log_path: the file that takes Spark's own log and everything the JVM prints.
-        file_system: where `run_dir` is.
+        log_path: the file for Spark's log and the JVM's output.
+        file_system: the file system of `run_dir`.
 
     Raises:
         Unavailable: if versions do not fit or Spark does not start; the log has the rest.
@@ -263,7 +263,7 @@ def _start(java: Java, properties: str, log_path: str, files: FileSystem) -> Spa
 
 
 def cause_of_end(said: str) -> str:
-    """Return the line of a JVM's last words that says most; empty if none does."""
+    """Return the most useful line of a JVM's last output; empty if there is none."""
     for pattern in _LAST_WORDS:
         found = pattern.search(said)
         if found is not None:
@@ -273,7 +273,7 @@ def cause_of_end(said: str) -> str:
 
 @contextlib.contextmanager
 def _variables(java: Java, properties: str) -> Iterator[None]:
-    """Set what PySpark takes from the environment while it starts the JVM."""
+    """Set the environment variables that PySpark reads at the start of the JVM."""
     before = dict(os.environ)
     quoted = properties.replace("\\", "\\\\").replace('"', '\\"')
     wanted = {

@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 __all__ = ["SparkTables"]
 
 SNAPSHOTS_KEPT: Final = 64
-"""The snapshots of so many commits are kept until they are asked for."""
+"""The limit of commits whose snapshot ids are cached."""
 
 
 class SparkTables:
     """The tables of one catalog, as the commit protocol uses them. Any thread may call.
 
-    Every call may raise `NotFound` (no such table), `Conflict` (another program committed: nothing
-    of ours did), `CommitUnknown` (it may have happened, or may still happen) or `Unavailable`
-    (catalog or storage cannot be reached; for a write it may have happened all the same).
+    Every call may raise `NotFound` (no such table), `Conflict` (another program committed, this
+    call did not), `CommitUnknown` (the commit may have happened, or may still happen) or
+    `Unavailable` (catalog or storage cannot be reached; a write may still have happened).
 
     Args:
         spark: the session.
         catalog: PyIceberg's catalog, for looks and properties.
-        name: what Spark calls the same catalog.
+        name: Spark's name of the same catalog.
         file_system: of a local warehouse.
     """
 
@@ -83,7 +83,7 @@ class SparkTables:
         return look(self._catalog, table)
 
     def make_durable(self, table: TableName, settled: Ends) -> None:
-        """Sync what commits above these watermarks have written; see `frazil.lake.durable`."""
+        """Sync the files of the commits above these watermarks; see `frazil.lake.durable`."""
         make_durable(self._catalog, table, settled, file_system=self._file_system)
 
     def cas_append(
@@ -91,8 +91,8 @@ class SparkTables:
     ) -> int:
         """Append rows if no data was added since snapshot `sid`; return the new snapshot's id.
 
-        `sid` None means a table without a snapshot. `rows` may be empty: the snapshot is made all
-        the same and carries `summary`.
+        `sid` None means a table without a snapshot. `rows` may be empty: the commit still makes a
+        snapshot with `summary`.
         """
         assert isinstance(rows, DataFrame)
         with java_calls("append", table, writes=True):
@@ -115,10 +115,10 @@ class SparkTables:
                 transaction.set_properties(dict(properties))
 
     def expire(self, table: TableName, snapshots: Sequence[int]) -> None:
-        """Expire these snapshots and no others, with the files that only they had.
+        """Expire exactly these snapshots, with the files that only they have.
 
-        By Iceberg's own call: the procedure runs jobs of Spark over the files of all snapshots,
-        and the table's next commit waits for it.
+        This uses Iceberg's Java call: the procedure runs Spark jobs over the files of all
+        snapshots, and the table's next commit waits for it.
         """
         java: Any = self._spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no call for it
         with java_calls("expire snapshots", table, writes=True):

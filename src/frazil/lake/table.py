@@ -52,7 +52,7 @@ PROTOCOL_VERSION: Final = "1"
 SCHEMA_VERSION: Final = "frazil.schema-version"
 
 REJECTS_WINDOW: Final = 10_000
-"""The reject ratio counts over a batch, and over about so many records before and with it."""
+"""The reject ratio is of a batch, and of about so many records up to and with it."""
 REJECTS_MIN: Final = 100
 REJECTS_ONE_OF: Final = 100
 
@@ -61,7 +61,7 @@ TARGET_FILE_BYTES: Final = 128 << 20
 Ends: TypeAlias = dict[int, int]
 """The offset after the last committed one, by part; the part of a whole topic is -1."""
 Rows: TypeAlias = object
-"""Rows to write: a DataFrame for Spark; only the stages and the writer look inside."""
+"""Rows to write: a DataFrame for Spark; only the stages and the writer use its content."""
 
 
 def end_key(part: int, key: str = OFFSET_END) -> str:
@@ -122,7 +122,7 @@ class RejectRatio(NamedTuple):
 
     @property
     def too_many(self) -> bool:
-        """Return whether so many rejects stop a table."""
+        """Return whether the ratio of rejects stops a table."""
         return self.rejects >= REJECTS_MIN and self.rejects * REJECTS_ONE_OF > self.records
 
 
@@ -167,10 +167,10 @@ def table_of(topic: str) -> TableName:
 
 
 def check_lake_name(topic: str, others: Iterable[str] = ()) -> None:
-    """Refuse a topic whose table could be taken for another one; `others` have a lake already.
+    """Refuse a topic whose table name collides with another's; `others` already have a lake.
 
     Raises:
-        InvalidRequest: with the name it collides with.
+        InvalidRequest: with the colliding name.
     """
     table = table_of(topic)
     name, namespace = fold_name(table.name), fold_name(table.namespace)
@@ -206,9 +206,9 @@ def check_lake_name(topic: str, others: Iterable[str] = ()) -> None:
 
 
 def fold_name(name: str) -> str:
-    """Return what names share that Spark, Java or DuckDB may take for one another.
+    """Return a key that is equal for names that Spark, Java or DuckDB treat as equal.
 
-    Beyond Unicode's case folding Java compares single characters, so that both Turkish letters, i
-    without its dot and I with one, are an `i`.
+    In addition to Unicode's case folding, Java compares single characters, so that both Turkish
+    letters, i without its dot and I with one, are an `i`.
     """
     return name.upper().casefold().replace("i\u0307", "i")

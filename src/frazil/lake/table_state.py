@@ -1,8 +1,8 @@
-"""Load a table's state: how far it has come, by one version of its metadata.
+"""Load a table's state, with its watermarks, from one version of its metadata.
 
-The highest watermark in the summaries of `main`'s ancestors counts. If another program expired all
-of those snapshots, the highest `_offset` of the live files counts: from their bounds, or by reading
-the column where a file has no bound or has rows of several parts.
+The watermark is the highest one in the summaries of `main`'s ancestors. If another program expired
+all of those snapshots, it is the highest `_offset` of the live files: from their bounds, or by
+reading the column if a file has no bound or has rows of several parts.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ UNBOUNDED: Final = 1 << 63
 
 
 def look(catalog: Catalog, table: TableName) -> TableState:
-    """Return how far a table has come.
+    """Return a table's state.
 
     Raises:
         NotFound: there is no such table.
         Unavailable: catalog or storage cannot be reached.
-        CorruptionError: the metadata cannot be read, or a mark of ours in it is no number.
+        CorruptionError: the metadata cannot be read, or a watermark of Frazil in it is not a
+            number.
     """
     return state_of(catalog, table, load(catalog, table))
 
 
 def state_of(catalog: Catalog, table: TableName, loaded: Loaded) -> TableState:
-    """Return what metadata says that was loaded before; files are read only if no mark is left."""
+    """Return the state from loaded metadata; files are read only if it has no watermark."""
     metadata = parse_metadata(loaded.metadata, table)
     with readable(table):
         property_ends = ends_of(metadata.properties)
@@ -114,10 +115,10 @@ def _highest_ends(line: list[Snapshot]) -> Ends | None:
 
 
 def _strays(line: list[Snapshot], owner: str | None, known: Ends) -> dict[int, tuple[int, int]]:
-    """Return the offsets that commits for another topic took since the table is `owner`'s.
+    """Return the offsets that another topic's commits used since the table belongs to `owner`.
 
-    Such a commit was under way when the table was taken over or made again. `known` are, by part,
-    offsets below which nothing is a stray: what was adopted, and the table's property.
+    Such a commit was running when the table was adopted or created again. `known` are, by part, the
+    offsets below which no offset is a stray: the adopted ones, and the table's property.
     """
     highest: Ends = {}
     below: Ends = dict(known)
@@ -191,7 +192,7 @@ def _live_files(io: FileIO, head: Snapshot) -> Iterator[DataFile]:
 
 
 def _bounds(file: DataFile, columns: tuple[int, int | None]) -> tuple[int, range]:
-    """Return a file's highest offset, if its metadata says so, and the parts it may have."""
+    """Return a file's highest offset, if its metadata has it, and the parts it may have."""
     lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
     offset, part = columns
     high = int(from_bytes(LongType(), upper[offset])) if offset in upper else UNBOUNDED

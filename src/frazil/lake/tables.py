@@ -1,6 +1,6 @@
-"""The tables of topics in the catalog, by PyIceberg: made, looked at, evolved, taken over, dropped.
+"""The tables of topics in the catalog, by PyIceberg: create, load, evolve, adopt, drop.
 
-Imported when the first topic with a lake is bound: it needs the extra `lake`.
+The module is imported when the first topic with a lake is bound: it needs the extra `lake`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ CHANGE_TRIES = 5
 
 
 class CatalogTables:
-    """The catalog at one address, as the engine uses it, without Spark.
+    """The engine's view of the catalog at one address, without Spark.
 
-    Every call may raise `Unavailable`. `columns` gives the topic's columns at a version.
+    Every call may raise `Unavailable`. `columns` returns the topic's columns at a version.
     """
 
     def __init__(self, address: CatalogAddress, *, settings: Settings, clock: Clock) -> None:
@@ -82,10 +82,10 @@ class CatalogTables:
             return self._catalog.load_table(tuple(table))
 
     def make_durable(self, table: TableName, known: Known) -> None:
-        """Sync what the table and its side table have beyond what is remembered of them.
+        """Sync the files of the table and its side table above the remembered watermarks.
 
         Raises:
-            CorruptionError: a file of a commit was lost with the machine's power.
+            CorruptionError: a file of a commit was lost in a power failure.
         """
         settled = settled_ends(known.remembered, known.choice, known.chosen)
         for each in (table.rejects, table):
@@ -102,7 +102,7 @@ class CatalogTables:
         return bind(self._catalog, made, clock=self._clock, columns=columns)
 
     def evolve(self, definition: TableDefinition, columns: Callable[[int], pa.Schema]) -> int:
-        """Bring the table's columns to the definition's version; return the one it has then.
+        """Update the table's columns to the definition's version; return the table's version.
 
         Raises:
             Conflict: another program changed them.

@@ -124,14 +124,14 @@ class LakeTopic:
         return [self._lake.tiers.topic(each.state.id) for each in self.runtimes]
 
     def durable(self) -> Ends:
-        """Return what is fsynced, by part."""
+        """Return the fsynced end, by part."""
         return {each.part: each.state.durable for each in self.runtimes}
 
     def lineage_ends(self) -> Ends:
-        """Return up to where the table's rows, if it has any, are this log's records, by part.
+        """Return the end of the rows that are this log's records, by part.
 
-        A log that was restored from an older copy and published to goes past the table's end, but
-        with other records: until a look was good, what it had when it was opened counts.
+        A log that was restored from an older copy may grow past the table's end with other records.
+        So until a look succeeds, the log's end at its opening counts.
         """
         durable = self.durable()
         if self._joined:
@@ -140,7 +140,7 @@ class LakeTopic:
         return {part: min(end, opened.get(part, end)) for part, end in durable.items()}
 
     def note_own(self) -> None:
-        """Remember over restarts where this log ended when it was opened, until a look is good."""
+        """Persist the log's ends at its opening until a look succeeds."""
         if not self._joined and not self.overrides.lineage_ends:
             self._keep(replace(self.overrides, lineage_ends=self.lineage_ends()))
 
@@ -191,7 +191,7 @@ class LakeTopic:
             schema_version=version,
             partition_by=spec.partition_by,
             parts=len(self.runtimes) if spec.part_of else 0,
-            # A new table begins at what is held, or after what the one before had.
+            # A new table begins at the first held offset, or after the end of the previous table.
             begin=self.remembered() if accepted else self._first_held(),
             sort_by=tuple(key_names(columns, spec.sort_by) if spec.sort_by else ()),
         )
@@ -219,7 +219,7 @@ class LakeTopic:
     # -- calls of the runtime ----------------------------------------------------------------------
 
     def load(self) -> None:
-        """Load what an earlier process left: overrides, and a plan whose outcome is unknown."""
+        """Load an earlier process's overrides, and its plan whose outcome is unknown."""
         self.overrides = self._lake.plans.overrides(self.uid)
         if self.overrides.paused:
             self._set("paused", "paused", "paused by an operator")
@@ -276,7 +276,7 @@ class LakeTopic:
     # -- the lake's thread -------------------------------------------------------------------------
 
     def step(self, *, begin: bool) -> None:
-        """Do what is due; with `begin` False only hold the records."""
+        """Run the next steps; with `begin` False only hold the records."""
         if self.keyed:
             return
         with self._failures_handled():
@@ -323,7 +323,7 @@ class LakeTopic:
         self.why = why
 
     def _keep_records(self) -> None:
-        """Hold everything that the table does not have; before anything else."""
+        """Hold all records that the table does not have, before any other step."""
         for runtime in self.runtimes:
             if runtime.part not in self._held:
                 known = runtime.state.holds.get(HOLD)
@@ -358,7 +358,7 @@ class LakeTopic:
             return
         skipped = ranges_between(decision.stated, decision.marks)
         if skipped:
-            # Into the table itself, and before any row after them: an operator gave them up.
+            # The table's property records the skipped offsets before any later row is committed.
             warn("lake_skipped", topic=self.name, ranges=skipped)
             tables.declare(self.table, SKIPPED, skipped)
         self.table_version = tables.bind(self.definition(self._newest()), self.columns)
@@ -429,7 +429,7 @@ class LakeTopic:
                 return
             if plans.keep(self.uid, plan):
                 break
-            # A file was merged or rebuilt since: the next look finds the new one.
+            # A file was merged or rebuilt since then: the next look finds the new one.
         else:
             raise Unavailable("the files to commit change all the time", topic=self.name)
         plans.persist(self.uid, plan)
@@ -657,7 +657,7 @@ def _unconfirmed(topic: LakeTopic, view: TableState, left_out: Ranges) -> Invali
 def _declare_adopted(topic: LakeTopic, tables: CatalogTables, strays: Ends, theirs: Ranges) -> None:
     """Declare another log's records in this topic's own table.
 
-    Before the head is raised: afterwards nothing says where the table's own records ended.
+    This precedes the raise of the head: afterwards the end of the table's records is unknown.
     """
     if strays:
         topic.mark_diverged(strays)

@@ -1,7 +1,7 @@
-"""Arrow types as Iceberg types: what the two and Spark all have, exactly; the rest is refused.
+"""Arrow types as Iceberg types: only those that Arrow, Iceberg and Spark all have exactly.
 
-`docs/types.md` is the table, each line of it tried with Spark, PyIceberg and DuckDB. A topic's
-columns are checked without any of them: one can be refused where the lake is not installed.
+`docs/types.md` has the table; each line is tested with Spark, PyIceberg and DuckDB. The check of a
+topic's columns needs none of them, so it also works without the lake's packages.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ _PARTITION_SUFFIX: Final = {
 
 
 def iceberg_type(data_type: pa.DataType) -> IcebergType:
-    """Return the Iceberg type that holds every value of an Arrow type; ids inside count from 1.
+    """Return the Iceberg type for every value of an Arrow type; nested ids count from 1.
 
     Raises:
-        InvalidRequest: if there is none that Spark has too; the details say what to use.
+        InvalidRequest: if there is none that Spark has too; the details name a replacement.
     """
     from pyiceberg.types import NestedField
 
@@ -150,13 +150,13 @@ def check_lake_schema(
     *,
     former: Sequence[pa.Schema] = (),
 ) -> None:
-    """Refuse columns, types or partitions that a table of Spark and Iceberg cannot have.
+    """Refuse columns, types or partitions that an Iceberg table for Spark cannot have.
 
-    `former` are the topic's earlier columns: a partition of its table keeps the name that it got
-    from a column before that was renamed.
+    `former` are the topic's earlier columns: a partition keeps the name of its source column from
+    before a rename.
 
     Raises:
-        InvalidRequest: naming the column and what to use instead.
+        InvalidRequest: with the column and a replacement.
     """
     for field in schema:
         lowered = field.name.lower()
@@ -201,7 +201,7 @@ def partition_names(schema: pa.Schema, partition_by: Sequence[PartitionField]) -
 
 
 def topic_column_id(field: pa.Field) -> int:
-    """Return the id of a topic's column, which it keeps over renames; -1 if it has none."""
+    """Return the id of a topic's column, which renames do not change; -1 if it has none."""
     return int((field.metadata or {}).get(_ID_KEY, b"-1"))
 
 
@@ -284,7 +284,7 @@ def _instead_of(data_type: pa.DataType) -> str:
 
 
 def _check_names(fields: Sequence[pa.Field], *, path: str) -> None:
-    """Refuse fields side by side whose names Spark or the files' writer would take for one."""
+    """Refuse sibling fields whose names are equal to Spark or to the files' writer."""
     seen: dict[str, str] = {}
     for field in fields:
         for form in {fold_name(field.name), fold_name(_stored_name(field.name))}:
@@ -298,7 +298,7 @@ def _check_names(fields: Sequence[pa.Field], *, path: str) -> None:
 
 
 def _stored_name(name: str) -> str:
-    """Return the name that Iceberg gives a column in its Parquet files."""
+    """Return Iceberg's name of a column in Parquet files."""
     first = f"_{name[0]}" if name[0].isdigit() else _stored_character(name[0])
     return first + "".join(_stored_character(character) for character in name[1:])
 
@@ -375,7 +375,7 @@ def _check_transforms(schema: pa.Schema, partition_by: Sequence[PartitionField])
             # PyIceberg fails on such a table and DuckDB finds no rows in it.
             instead = "bucket[n], or bytes as the column's type"
         elif each.transform.startswith("truncate") and pt.is_decimal(field.type):
-            # Spark fails on the lowest values, whose truncated ones have a digit too many.
+            # Spark fails on the lowest values: truncated, they have one digit too many.
             instead = "bucket[n] or identity"
         else:
             continue

@@ -1,8 +1,8 @@
-"""Verify a topic's table: what is asked of the worker, and what its answer means.
+"""Verify a topic's table: the request to the worker, and the evaluation of its answer.
 
 The table must have each offset once, in the rows or the rejects, each snapshot's counts must add
-up, and rows that the disk tier still has must be equal. Rows that others deleted are listed and are
-no damage.
+up, and rows that the disk tier still has must be equal. Rows that other programs deleted are listed
+and do not count as damage.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class PartFacts(msgspec.Struct, frozen=True):
 class StagedRows(msgspec.Struct, frozen=True):
     """Files of the disk tier of one schema version, as a plan names them.
 
-    `names` maps their columns to the present names, without dropped columns; `added` are the
-    columns that came later and are null in these rows.
+    `names` maps their columns to the current names, without dropped columns; `added` are the
+    columns that were added later and are null in these rows.
     """
 
     plan: Plan
@@ -156,7 +156,7 @@ class VerifyResult(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """Return what the findings mean."""
+        """Return the verdict on the findings."""
         if self.problems:
             return "damaged"
         return "rows deleted by others" if self.deleted else "good"
@@ -308,12 +308,12 @@ def _wait_ready(lake: Lake, topic: LakeTopic) -> None:
 
 
 def _request(lake: Lake, topic: LakeTopic, version: int) -> VerifyRequest:
-    """Return what the worker needs; `version` is that of the table's columns."""
+    """Return the body of the request; `version` is that of the table's columns."""
     disk = lake.tiers.disk
     message = topic.runtimes[0].state.spec.kind == "message"
     ranges: dict[int, list[PartRange]] = {}
     parts: list[PartFacts] = []
-    # Before the table is looked at: it may only have more.
+    # Before the look at the table, which may only have more by then.
     committed = topic.remembered()
     for runtime in topic.runtimes:
         part, special = runtime.part, special_ranges(runtime)
@@ -368,7 +368,7 @@ def part_facts(part: int, ranges: Sequence[SpecialRange], *, committed: int = 0)
 def column_names(
     then: pa.Schema, now: pa.Schema, *, by_id: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the present names of columns, without dropped ones, and which columns came later."""
+    """Return the current names of columns, without dropped ones, and the columns added later."""
     if not by_id:
         return {name: name for name in then.names if name in now.names}, ()
     names = {column_id(field): field.name for field in now}

@@ -96,12 +96,12 @@ def examine(
     *,
     progress: Callable[[str], None] = lambda _step: None,
 ) -> VerifyResult:
-    """Examine a table at its present snapshot.
+    """Examine a table at its current snapshot.
 
     Raises:
         NotFound: there is no such table.
-        Conflict: it is another topic's.
-        CorruptionError: a file of it is gone or cannot be read.
+        Conflict: it belongs to another topic.
+        CorruptionError: a file of it is missing or cannot be read.
     """
     # The main table first: its rejects are committed before it.
     main = _load(catalog, request.table, request)
@@ -164,7 +164,7 @@ class _Rows:
         committed = {each.part: each.committed for each in request.parts if each.committed}
         own, _certain = watermarks(main.view, committed)
         if main.view.sid is None:
-            # Nothing was ever committed to this one, whatever its properties say.
+            # This table never had a commit, whatever its properties are.
             own = dict(main.view.begin_ends)
         # A table does not show that others rolled it back or replaced it: rows that it was once
         # seen to have, it must have.
@@ -258,7 +258,7 @@ class _Rows:
             found.skipped -= keys.where(_within(skipped)).count()
 
     def _check_dense(self, keys: DataFrame) -> None:
-        """Look for offsets that should be there and are not."""
+        """Find missing offsets."""
         found = self.found
         covered = keys.select(*KEY).where(self._inside() & ~_within(self._excepted))
         missing, examples = self._missing(covered, found.begins, self._own_ends)
@@ -266,7 +266,7 @@ class _Rows:
             found.add(Problem("missing", missing, examples))
         else:
             found.deleted, found.deleted_ranges = missing, examples
-        # No snapshot that is left has had rows above the table's own end.
+        # No remaining snapshot has rows above the table's end.
         starts = {part: max(end, found.begins[part]) for part, end in self._own_ends.items()}
         missing, examples = self._missing(covered, starts, found.ends)
         if missing:
@@ -310,7 +310,7 @@ class _Rows:
     # -- rows --------------------------------------------------------------------------------------
 
     def _clamped(self, staged: StagedRows) -> StagedRows:
-        """Return what staged files have of the offsets that the table should have."""
+        """Return the staged files' rows at the offsets that the table should have."""
         parts: list[PartRange] = []
         for each in staged.plan.parts:
             lo = max(each.lo, self.found.begins.get(each.part, 0))

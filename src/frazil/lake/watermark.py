@@ -95,7 +95,7 @@ def watermarks(view: TableState, remembered: Ends) -> tuple[Ends, bool]:
     if view.summary_ends is not None:
         return dict(view.summary_ends), True
     if view.sid is None:
-        # Not what the property says: it stays when another program replaces the table.
+        # Not the property: it stays when another program replaces the table.
         return dict(view.begin_ends or view.property_ends), True
     sources = (view.property_ends, view.bound_ends, remembered)
     parts = {part for ends in sources for part in ends}
@@ -103,7 +103,7 @@ def watermarks(view: TableState, remembered: Ends) -> tuple[Ends, bool]:
 
 
 def stray_starts(view: TableState, remembered: Ends, durable: Ends) -> Ends:
-    """Return, by part, where the log's own rows end in a table that a late commit got into."""
+    """Return, by part, the end of the log's own rows in a table with a late foreign commit."""
     return {
         part: min(max(first, remembered.get(part, 0)), durable.get(part, 0))
         for part, (first, _end) in view.strays.items()
@@ -134,9 +134,9 @@ def rows_between(ranges: Iterable[PartRange], starts: Ends) -> int:
 def decide(
     table: TableName, view: TableState, known: Known, ranges: tuple[PartRange, ...] = ()
 ) -> Decision:
-    """Compare what a table says with what is known, for a plan's ranges or for none at all.
+    """Compare a table's state with the engine's knowledge, for a plan's ranges or for none.
 
-    Without ranges the answer is `stop`, or `done` with the marks: the look that a binding takes.
+    Without ranges, as for a binding, the answer is `stop`, or `done` with the marks.
     """
     if view.topic_id != known.topic_id:
         return _foreign(table, view, known)

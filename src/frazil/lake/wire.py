@@ -90,7 +90,7 @@ def receive(connection: socket.socket) -> Request | Answer:
 
     Raises:
         Closed: if the other side is gone.
-        CorruptionError: if what came is no message; the connection is of no use any more.
+        CorruptionError: if the bytes are not a message; the connection is unusable then.
     """
     length = _LENGTH.unpack(_exactly(connection, _LENGTH.size))[0]
     if not 0 < length <= MESSAGE_BYTES_MAX:

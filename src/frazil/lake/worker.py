@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Worker", "main"]
 
 STOP_SECONDS: Final = 60.0
-"""A running commit gets so long when the worker is asked to end."""
+"""The time limit for a running commit when the worker has to end."""
 WATCH_SECONDS: Final = 0.5
 EXIT_LOST: Final = 3
 """The exit code when Spark's JVM died."""
@@ -75,16 +75,16 @@ class Worker:
     # -- the socket --
 
     def answer(self, answer: Answer) -> None:
-        """Say something to the engine; any thread may.
+        """Send a message to the engine; any thread may call.
 
         Raises:
-            Closed: if it is gone.
+            Closed: if the engine has closed the socket.
         """
         with self._sending:
             send(self._connection, answer)
 
     def run(self) -> int:
-        """Serve until the engine is gone or wants the worker to end; return the exit code."""
+        """Serve until the engine ends or stops the worker; return the exit code."""
         threading.Thread(target=self._watch, name="frazil-lake-watch", daemon=True).start()
         try:
             while not self._stopping.is_set():
@@ -104,12 +104,12 @@ class Worker:
     def stop(self) -> None:
         """End soon: no new job is taken, the running ones get their time."""
         self._stopping.set()
-        # The thread that reads wakes up; what is still to be said can be.
+        # The reading thread wakes up; outstanding answers can still be sent.
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
 
     def end(self) -> None:
-        """End Spark, whatever it is doing."""
+        """End Spark in any state."""
         self._ending = True
         if self._spark is not None:
             self._spark.end()
@@ -117,7 +117,7 @@ class Worker:
     def _drain(self) -> None:
         event("lake_worker_stopping", jobs=len(self._jobs.running()))
         if not self._jobs.drain(STOP_SECONDS):
-            # Nothing is lost: whatever becomes of the commit, the next worker looks first.
+            # Nothing is lost: the next worker looks at the table before it commits.
             warn("lake_commit_abandoned", jobs=len(self._jobs.running()))
 
     # -- requests --
@@ -187,7 +187,7 @@ class Worker:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a worker until its engine is gone."""
+    """Run a worker until its engine ends."""
     parser = argparse.ArgumentParser(prog="frazil.lake.worker", description=__doc__)
     parser.add_argument("--socket", type=int, required=True)
     parser.add_argument("--epoch", type=int, required=True)
@@ -202,10 +202,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = worker.run()
     if worker.starting:
-        # The JVM is being started and has no handle yet: the whole group goes.
+        # The JVM is starting and has no handle yet, so the whole process group is killed.
         os.killpg(os.getpgid(0), signal.SIGKILL)
     worker.end()
-    # Threads may be stuck in calls to a JVM that is gone.
+    # Threads may be blocked in calls to an ended JVM.
     os._exit(code)
 
 

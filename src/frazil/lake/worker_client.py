@@ -52,9 +52,9 @@ SILENT_S: Final = 60.0
 patience costs nothing, and a starved machine answers late."""
 PING_S: Final = 2.5
 STOP_TIMEOUT_S: Final = 60.0
-"""A running commit gets so long when the engine is closed."""
+"""The time limit for a running commit when the engine is closed."""
 REFUSALS_MIN: Final = 2
-"""After so many starts in a row that said why they cannot be, calls no longer wait for the next."""
+"""After so many consecutive refused starts, calls no longer wait for the next one."""
 IDLE_STOP_S: Final = 10.0
 SEND_TIMEOUT_S: Final = 5
 
@@ -64,7 +64,7 @@ _BY_CODE: Final = {each.code: each for each in CODES}
 
 
 def error_of(answer: Answer) -> FrazilError:
-    """Return what a worker's failure is here: the same class, sentence and facts."""
+    """Convert a worker's failure to an error of the same class, with its sentence and facts."""
     facts: dict[str, Any] = {key: value for key, value in answer.body.items() if key != "message"}
     return _BY_CODE.get(answer.error, Unavailable)(answer.message or "the worker failed", **facts)
 
@@ -102,7 +102,7 @@ class _Talk:
         self.facts: Mapping[str, Any] = {}
         self.step = ""
         self.ending = False
-        """It was asked to end: it reads nothing any more, and has its own time."""
+        """It is ending: it reads no more requests, and has a separate time limit."""
 
 
 class LakeWorker:
@@ -142,7 +142,7 @@ class LakeWorker:
         """The reason why no worker can start, as the last ones reported it, e.g. a missing Java."""
         self._refusals = 0
 
-    # -- what it is --------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
@@ -172,13 +172,13 @@ class LakeWorker:
 
     @property
     def step_name(self) -> str:
-        """Return how far the start of a worker is, by its own words; empty if none starts."""
+        """Return the step of a starting worker, as it reported it; empty if none starts."""
         return "" if self._talk is None or self._talk.ready else self._talk.step
 
     # -- work --------------------------------------------------------------------------------------
 
     def request(self, op: str, body: Mapping[str, Any], answered: Callable[[Answer], None]) -> None:
-        """Ask the worker; `answered` gets all answers, a `failed` one if the worker is lost.
+        """Send a request; `answered` gets all answers, a `failed` one if the worker is lost.
 
         Raises:
             Closed: if there is no worker that is ready.
@@ -204,7 +204,7 @@ class LakeWorker:
             self._lost(talk, str(error))
 
     def step(self) -> None:
-        """Take in what came, and start, ping or replace the worker as it is due."""
+        """Process the received answers, and start, ping or replace the worker when due."""
         while True:
             try:
                 talk, found = self._box.get_nowait()
@@ -254,7 +254,7 @@ class LakeWorker:
             self._retry_at = 0.0
 
     def try_again(self) -> None:
-        """Start soon although starts were refused: the cause may be gone."""
+        """Start soon although starts were refused: the cause may have been removed."""
         if self.refused:
             self.refused = ""
             self._refusals = self._failures = 0
@@ -315,7 +315,7 @@ class LakeWorker:
             self._send(talk, "ping", {})
 
     def _lost(self, talk: _Talk, why: str) -> None:
-        """Give a worker up: end it, and answer all requests with an unknown outcome."""
+        """Abandon a worker: end it, and answer all requests with an unknown outcome."""
         if talk is not self._talk:
             return
         self._talk = None
@@ -377,7 +377,7 @@ class LakeWorker:
 
 LOG: Final = "lake-output.log"
 LOG_BYTES_MAX: Final = 16 << 20
-"""A larger log is renamed when the next worker starts; one old one is kept."""
+"""A larger log is renamed when the next worker starts; one old log is kept."""
 WORKER_COMMAND: Final = ("-m", "frazil.lake.worker")
 
 
@@ -440,7 +440,7 @@ NICENESS: Final = 10
 
 
 def step_back() -> None:
-    """Lower the priority of this process and its children; idle cores are still all their own.
+    """Lower the priority of this process and its children; they can still use all idle cores.
 
     They stay in the engine's session: Linux may share cores between sessions first, and only then
     by priority between the processes of one.

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 JOBS_MAX: Final = 2
-"""So many tables are worked on at once; a small driver has no more cores."""
+"""The limit of concurrent tables; a small driver has no more cores."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +61,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def hello_body(settings: Settings, catalog: CatalogAddress) -> dict[str, Any]:
-    """Return the body of `hello`: what a worker, which runs elsewhere, needs to know."""
-    # It has no business with the object store, whose secrets must not leave this process.
+    """Return the body of `hello`: the settings and addresses for a worker."""
+    # The worker does not use the object store, whose secrets must not leave this process.
     known = {
         name: each for name, each in settings.values().items() if not isinstance(each, SecretText)
     }
@@ -76,7 +76,7 @@ def hello_body(settings: Settings, catalog: CatalogAddress) -> dict[str, Any]:
 
 
 def commit_plan(job: SparkJob) -> Mapping[str, Any]:
-    """Move a plan into its table; once this says so, everything of it is on the disk."""
+    """Move a plan into its table; on return all of its files are synced."""
     request = _converted(job.body, CommitRequest)
     plan = request.plan
     result = commit(
@@ -180,10 +180,10 @@ class SparkJob:
 
 
 class Jobs:
-    """Takes requests and answers each with one `done` or `failed`. Any thread may call.
+    """Runs requests and answers each with one `done` or `failed`. Any thread may call.
 
     Args:
-        answer: says something to the engine.
+        answer: sends an answer to the engine.
         halt: the tests' hook at each step.
     """
 
@@ -200,7 +200,7 @@ class Jobs:
 
     @property
     def ready(self) -> bool:
-        """Tell whether jobs can be taken."""
+        """Return whether jobs can be accepted."""
         return self._spark is not None and not self._closed
 
     def open(self, spark: Spark) -> None:
@@ -234,7 +234,7 @@ class Jobs:
             return not self._jobs
 
     def _run(self, job: SparkJob) -> None:
-        """Do a job in a thread of the pool; whatever it raises is an answer."""
+        """Run a job in a thread of the pool; its exception becomes the answer."""
         request = job.request
         begun = self._clock.monotonic()
         try:

@@ -89,7 +89,7 @@ def keep_log(data_dir: str, file_system: FileSystem) -> None:
 
 @attrs.frozen
 class Spark:
-    """A session, and what works with it."""
+    """A session and the objects that use it."""
 
     session: SparkSession
     settings: Settings
@@ -110,7 +110,7 @@ class Spark:
         """Reach the catalog, find Java and the jars, start the JVM; `report` gets the steps.
 
         Raises:
-            Unavailable: something of it is not there; the message says what.
+            Unavailable: one of these is missing; the message names it.
             InvalidRequest: a setting is wrong.
         """
         settings = config.to_settings()
@@ -143,7 +143,7 @@ class Spark:
     def of_session(
         cls, session: SparkSession, settings: Settings, catalog: Catalog, run_dir: str
     ) -> Spark:
-        """Return what works with a session that runs."""
+        """Return the objects that use a running session."""
         given = settings.lake.spark.conf
         for key, value in kept_conf(given).items():
             warn("lake_setting_kept", setting=f"lake.spark.conf.{key}", value=value)
@@ -166,23 +166,23 @@ class Spark:
 
     @property
     def pid(self) -> int:
-        """Return the JVM's process, 0 if it is not known."""
+        """Return the JVM's process id, 0 if it is not known."""
         process = self._process
         return 0 if process is None else process.pid
 
     def alive(self) -> bool:
-        """Tell whether the JVM still runs."""
+        """Return whether the JVM still runs."""
         process = self._process
         return process is None or process.poll() is None
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of what runs here."""
+        """Return the versions of the running components."""
         java = self.session.sparkContext._jvm  # noqa: SLF001 - PySpark has no call for it
         found = "" if java is None else str(java.java.lang.System.getProperty("java.version"))
         return {"python": sys.version.split()[0], "spark": self.session.version, "java": found}
 
     def end(self) -> None:
-        """End the JVM: asked to, then made to; its scratch files go."""
+        """End the JVM: request it, then kill it; remove its scratch files."""
         process = self._process
         if process is not None and process.poll() is None:
             with contextlib.suppress(OSError):
@@ -195,7 +195,7 @@ class Spark:
 
 
 def kept_conf(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings that stay as they are although the user gave other values for them."""
+    """Return the settings whose values the user cannot change, although they are set."""
     return {
         key: value
         for key, value in SESSION_CONF.items()

@@ -1,10 +1,10 @@
-"""Columns for Spark: the types in which staged files are read, and names that need no care.
+"""Columns for Spark: the types to read staged files with, and safe names.
 
-Files are read in the types of the table, so that nothing has to be converted on the way: Spark
-widens small integers and reads unsigned ones as what holds them. Two kinds of values it cannot
-read if one of them does not fit, and then the whole file fails: timestamps in milliseconds beyond
-what microseconds reach, decimals with more digits than declared. Where the footers do not rule
-them out, `raw` types are read instead, checked, and converted.
+Files are read in the types of the table, so that no conversion is needed: Spark widens small
+integers and reads unsigned ones as a larger type. Two kinds of values make the read of a whole file
+fail: timestamps in milliseconds out of the range of microseconds, and decimals with more digits
+than declared. If the footers do not rule them out, `raw` types are read instead, checked, and
+converted.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ _SCALARS: Final[dict[pa.DataType, T.DataType]] = {
 
 
 def decode_schema(text: str) -> pa.Schema:
-    """Return the columns that a plan carries as base64.
+    """Return the columns of a plan, decoded from base64.
 
     Raises:
-        InvalidRequest: if it is no schema.
+        InvalidRequest: if it is not a schema.
     """
     try:
         return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(text, validate=True)))
@@ -81,7 +81,7 @@ def decode_schema(text: str) -> pa.Schema:
 
 
 def quoted(name: str) -> str:
-    """Return a name as one part of a Spark identifier, whatever signs it has."""
+    """Return a name, with any characters, as one quoted part of a Spark identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -109,7 +109,7 @@ def rebuilt(
 
 
 def is_doubtful(data_type: pa.DataType) -> bool:
-    """Tell whether a scalar may hold values that the table's type, or Spark's reader, cannot."""
+    """Return whether a scalar may have values that the table's type, or Spark's reader, lacks."""
     if pt.is_timestamp(data_type):
         return data_type.unit in {"s", "ms"}
     return bool(pt.is_decimal(data_type))
@@ -117,7 +117,7 @@ def is_doubtful(data_type: pa.DataType) -> bool:
 
 @functools.singledispatch
 def spark_type(data_type: pa.DataType, *, raw: bool = False) -> T.DataType:
-    """Return the Spark type for an Arrow type: the table's, or the one that holds anything.
+    """Return the Spark type for an Arrow type: the table's, or the raw one for any value.
 
     Raises:
         InvalidRequest: for a type that no table has.
@@ -174,7 +174,7 @@ def staged_schema(schema: pa.Schema, *, raw: bool = False) -> T.StructType:
 
 
 def leaves(field: pa.Field) -> Iterator[pa.Field]:
-    """Give the scalars of a column in the order in which Parquet has them."""
+    """Yield the scalars of a column in Parquet's order."""
     inner = inner_fields(field.type)
     if not inner:
         yield field

@@ -1,8 +1,8 @@
-"""Read the footers of staged files before Spark runs: how many rows, and whether all fit.
+"""Read the footers of staged files before Spark runs: their rows, and whether all values fit.
 
 The footers are read by the driver, a fraction of a millisecond each. They replace a pass over the
-data: a file has the rows that its footer says, and a column whose least and greatest values fit has
-no value that does not.
+data: the footer has the number of rows, and if the least and the greatest value of a column fit,
+all of its values do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["staged_facts"]
 
 
 class _Leaf(NamedTuple):
-    """A scalar column that has to be looked at; `required` if no null may be in it."""
+    """A scalar column to check; `required` if it must not have nulls."""
 
     column: int
     type: pa.DataType
@@ -38,7 +38,7 @@ def staged_facts(sources: Iterable[Source], schema: pa.Schema) -> tuple[int, boo
     """Read the footers of all files: the rows, and whether any value may not fit its column.
 
     Raises:
-        CorruptionError: a file is gone, damaged, or not the one that was planned.
+        CorruptionError: a file is missing, damaged, or not the planned one.
         Unavailable: a file cannot be read now.
     """
     watched = list(_watched(schema))

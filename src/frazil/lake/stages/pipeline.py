@@ -1,4 +1,4 @@
-"""The stages of a plan in their order, and the verdict that the commit protocol asks for."""
+"""The stages of a plan in order, and the verdict for the commit protocol."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ REJECT_STAGES: Final[tuple[Stage, ...]] = (validate, keep_rejected)
 
 
 def run_stages(frame: DataFrame, context: Context, stages: tuple[Stage, ...]) -> DataFrame:
-    """Return what stages make of staged rows; Spark does nothing yet."""
+    """Apply stages to staged rows; Spark runs no job yet."""
     for stage in stages:
         frame = stage(frame, context)
     return frame
 
 
 class SparkStages:
-    """Judges plans with Spark: the pipeline before a commit. Nothing is written.
+    """Computes the verdicts of plans with Spark, before a commit. It writes nothing.
 
     Args:
         spark: the session, in UTC.
-        columns: gives the columns of a table as they are now.
-        target_file_bytes: the size that files of a table shall have.
+        columns: returns the current columns of a table.
+        target_file_bytes: the target size of a table's files.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class SparkStages:
         self._target_file_bytes = target_file_bytes
 
     def verdict(self, plan: Plan, from_offsets: Ends) -> Verdict:
-        """Judge a plan's records; of a part that `from_offsets` has not, none.
+        """Return the verdict for a plan's records; parts missing in `from_offsets` have none.
 
-        Spark runs only where the footers leave doubt, and then counts in one pass.
+        Spark runs only if the footers leave doubt, and then counts in one pass.
 
         Raises:
-            CorruptionError: a staged file is gone, damaged, or not the one that was planned.
-            InvalidRequest: the table has not got the topic's columns.
+            CorruptionError: a staged file is missing, damaged, or not the planned one.
+            InvalidRequest: the table lacks columns of the topic.
         """
         schema = decode_schema(plan.schema)
         count, doubtful = staged_facts(sources_of(plan, from_offsets), schema)
@@ -94,7 +94,7 @@ class SparkStages:
         return Verdict(rows, rejects, count, count - rejected, rejected, 0)
 
     def rejects_from(self, verdict: Verdict, from_offsets: Ends) -> Rows:
-        """Return the rejects at or above the side table's own watermark."""
+        """Return the rejects at or above the side table's watermark."""
         rejects = verdict.rejects
         if not isinstance(rejects, DataFrame):
             raise InvalidRequest("verdict has no rejects")

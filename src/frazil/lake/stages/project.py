@@ -43,7 +43,7 @@ def project(frame: DataFrame, context: Context) -> DataFrame:
 
 
 def _is_table(frame: DataFrame, context: Context) -> bool:
-    """Tell whether rows already have the table's columns, in their order and types."""
+    """Return whether rows already have the table's columns, in their order and types."""
     if context.raw:
         return False
     found = [(field.name, field.dataType.simpleString()) for field in frame.schema]

@@ -23,7 +23,7 @@ READ_OPTIONS: Final = {
     "ignoreCorruptFiles": "false",
     "mergeSchema": "false",
     "datetimeRebaseMode": "CORRECTED",
-    # Staged pages carry checksums: what has rotted on disk does not get into a table.
+    # Staged pages have checksums: data that was damaged on disk does not get into a table.
     "parquet.page.verify-checksum.enabled": "true",
     # A path is a path, also with brackets or stars in it.
     "__globPaths__": "false",

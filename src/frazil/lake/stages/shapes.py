@@ -1,7 +1,7 @@
-"""Nested types side by side: what a table's struct may have more than the topic's, and filling it.
+"""Compare nested types, and fill the optional fields that only the table has.
 
-Others may add optional fields to a table, also inside of a struct, a list or a map's value: rows of
-the topic have null there. A field that is missing or of another type is none of these.
+Other programs may add optional fields to a table, also in a struct, a list or a map's value: the
+topic's rows get null there. A field that is missing or of another type is an error.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _DIFFERENCES: Final[dict[type[T.DataType] | None, Callable[..., Difference | Non
 
 
 def shaped(column: Column, have: T.DataType, want: T.DataType) -> Column:
-    """Return a value with the fields that `want` has, in its order; what `have` lacks is null."""
+    """Return a value with the fields of `want`, in its order; fields that `have` lacks are null."""
     if have.simpleString() == want.simpleString() or type(have) is not type(want):
         return column
     return _reshaped(have, want, column)

@@ -1,4 +1,4 @@
-"""The last stage: as many files as the rows are worth, not as many as they came in."""
+"""The last stage: set the number of files by the size of the rows, not by the input files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The third stage: split the records that fit from the others, which keep everything they had."""
+"""The third stage: split accepted records from rejects, which keep their whole record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["keep_accepted", "keep_rejected"]
 
 
 def keep_accepted(frame: DataFrame, context: Context) -> DataFrame:
-    """Return the records that the table can hold."""
+    """Return the records that fit the table."""
     if not context.raw:
         return frame
     return frame.where(by_name(REJECT).isNull()).drop(REJECT)
@@ -60,7 +60,7 @@ def _original(schema: pa.Schema) -> Column:
 
 
 def _json_form(column: Column, data_type: T.DataType) -> Column:
-    """Return a scalar as a number or text that JSON holds exactly."""
+    """Return a scalar as a number or text that is exact in JSON."""
     if isinstance(data_type, T.TimestampType | T.TimestampNTZType):
         return F.unix_micros(column.cast(T.TimestampType()))
     if isinstance(data_type, T.DateType):

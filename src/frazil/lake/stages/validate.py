@@ -1,8 +1,8 @@
-"""The second stage: decide for each record whether the table can hold it.
+"""The second stage: decide for each record whether it fits the table.
 
-Only a record whose values do not fit is rejected, and the same one always is: the verdict is a
-function of the record and its schema version. Where the footers of the files rule all doubt out
-the stage adds nothing.
+Only a record whose values do not fit is rejected. The verdict depends only on the record and its
+schema version, so it is always the same. If the footers of the files leave no doubt, the stage adds
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["MILLIS_MAX", "MILLIS_MIN", "STAGE", "decimal_max", "validate"]
 STAGE: Final = "validate"
 MILLIS_MAX: Final = (1 << 63) // 1000 - 1
 MILLIS_MIN: Final = -MILLIS_MAX
-"""Timestamps in milliseconds that microseconds in 64 bits can hold, a little inside of the end."""
+"""The range of milliseconds that fits microseconds in 64 bits, with a small margin."""
 
 
 def decimal_max(data_type: pa.DataType) -> Decimal:
@@ -93,7 +93,7 @@ def _misfit(column: Column, data_type: pa.DataType) -> Column:
         keys = F.map_keys(column)
         found = _any(keys, data_type.key_field) | _any(F.map_values(column), data_type.item_field)
         if is_doubtful(data_type.key_type):
-            # Such a map is put together anew, for which Spark wants each key once.
+            # Such a map is rebuilt, and Spark requires unique keys for that.
             twice = F.size(F.array_distinct(keys)) < F.size(keys)
             found |= F.coalesce(twice, F.lit(False))
         return found
