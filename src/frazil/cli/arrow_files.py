@@ -28,7 +28,7 @@ def parquet_batches(
     import pyarrow.parquet as pq
 
     if not stream.seekable():
-        raise InvalidRequest("Parquet cannot be read from a pipe, give a file", file=file)
+        raise InvalidRequest("Parquet cannot be read from a pipe, use a file", file=file)
     row = 0
     try:
         parquet = pq.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20)
@@ -42,7 +42,9 @@ def parquet_batches(
             "Parquet file is damaged or cut short", file=file, row=row + 1, cause=error
         ) from error
     if row != total:
-        raise InvalidRequest("Parquet file has fewer rows than it says", file=file, row=row + 1)
+        raise InvalidRequest(
+            "Parquet file has fewer rows than its footer declares", file=file, row=row + 1
+        )
 
 
 def arrow_batches(

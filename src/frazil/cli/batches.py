@@ -77,7 +77,7 @@ class BatchWriter:
         *,
         go_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Write a batch page by page, while `go_on` says so."""
+        """Write a batch page by page, while `go_on` returns true."""
         for start in range(0, batch.num_rows, PAGE_ROWS):
             if not go_on():
                 return
@@ -90,7 +90,7 @@ class BatchWriter:
             self.rows += page.num_rows
 
     def _rows(self, batch: pa.RecordBatch) -> Rows:
-        """Return rows of JSON's values; whole decimals are numbers, since SUM gives them."""
+        """Return rows of JSON values; whole decimals are numbers, since SUM returns decimals."""
         rows = plain_rows(batch.rename_columns(self._unique))
         for name, field in zip(self._unique, batch.schema, strict=True):
             if pt.is_decimal(field.type) and field.type.scale == 0:
@@ -110,7 +110,7 @@ class BatchWriter:
             write_out(between + ",\n".join([_json_line(row) for row in rows]))
 
     def close(self) -> None:
-        """Write what ends the document."""
+        """Write the end of the document."""
         if self.format == "arrow":
             self._arrow.close()
             sys.stdout.buffer.flush()

@@ -76,7 +76,7 @@ def serve(
 
 
 def _answers(address: CatalogAddress) -> bool:
-    """Tell whether a catalog listens at an address; a killed one leaves its file."""
+    """Return whether a catalog listens at an address; a killed one leaves its file."""
     found = urlsplit(address.uri)
     connection = http.client.HTTPConnection(
         found.hostname or "", found.port, timeout=HEALTH_SECONDS

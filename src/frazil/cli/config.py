@@ -65,7 +65,7 @@ def import_config(
         int | None, typer.Option("--document", min=1, help="Which document of the file, from 1.")
     ] = None,
 ) -> None:
-    """Write the settings that equal a Danube file's storage, and say what became of each key.
+    """Write the settings that equal a Danube file's storage, and report each key.
 
     The report goes to stderr. References to the environment stay references.
     """
@@ -87,7 +87,7 @@ def import_config(
 
 
 def _write(path: str, text: str) -> None:
-    """Make a file that only its owner reads: it may hold secrets."""
+    """Create a file that only its owner can read: it may have secrets."""
     files = RealFileSystem()
     try:
         file = files.open(os.path.abspath(path), "create")

@@ -1,4 +1,4 @@
-"""`frazil doctor`: say what is wrong with a data directory and what to do; never a traceback."""
+"""`frazil doctor`: report problems of a data directory with remedies; never a traceback."""
 
 from __future__ import annotations
 

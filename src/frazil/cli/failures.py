@@ -75,7 +75,7 @@ def report(error: BaseException, *, debug: bool) -> None:
 
 
 def quiet_stdout() -> None:
-    """Send the rest of stdout nowhere: its reader is gone, and Python would complain at exit."""
+    """Discard the rest of stdout: its reader has closed the pipe, and Python would report it."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):

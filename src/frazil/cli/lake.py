@@ -1,4 +1,4 @@
-"""`frazil lake`: how far the tables are, and moving them on by hand."""
+"""`frazil lake`: show the state of the tables, and control their commits."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def status(context: typer.Context) -> None:
 
 
 def _at_rest(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a status whose `starting` is `at rest`: no engine runs, so nothing starts."""
+    """Return a status with `starting` as `at rest`: no engine runs, so nothing starts."""
     topics = dict(found["topics"])
     for name, each in topics.items():
         if each["state"] == "starting":

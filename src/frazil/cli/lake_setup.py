@@ -1,4 +1,4 @@
-"""`frazil lake setup` and `frazil lake doctor`: fetch what Spark needs, report what is missing."""
+"""`frazil lake setup` and `frazil lake doctor`: fetch Spark's jars, report missing parts."""
 
 from __future__ import annotations
 

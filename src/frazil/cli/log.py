@@ -1,4 +1,4 @@
-"""`frazil log`: look into the journal without opening it for writing."""
+"""`frazil log`: read the journal without opening it for writing."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def write_out(data: str | bytes) -> None:
-    """Write to stdout exactly what is given; flushed often, so that a closed pipe is noticed."""
+    """Write text to stdout unchanged, and flush often to detect a closed pipe."""
     view = memoryview(data.encode(errors="surrogatepass") if isinstance(data, str) else data)
     sys.stdout.flush()
     target = sys.stdout.buffer
@@ -142,7 +142,7 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, object]]:
 def _plain_column(column: pa.Array, field: pa.Field) -> list[object]:
     data_type = field.type
     if pt.is_timestamp(data_type) and data_type.unit == "ns":
-        # Python's datetime has no nanoseconds; Arrow's own text keeps them.
+        # Python's datetime has no nanoseconds; Arrow's text has them.
         texts = pc.cast(column, pa.string()).to_pylist()
         return [None if text is None else text.replace(" ", "T") for text in texts]
     values: list[object] = column.to_pylist(maps_as_pydicts="lossy")
@@ -222,12 +222,12 @@ def progress_bar() -> Progress:
 
 
 def agreed(question: str, *, yes: bool) -> bool:
-    """Ask on a terminal; elsewhere only `--yes` counts."""
+    """Prompt on a terminal; elsewhere only `--yes` counts."""
     return yes or (sys.stdin.isatty() and typer.confirm(question, err=True))
 
 
 def naming_the_option(error: InvalidRequest) -> InvalidRequest:
-    """Return a missing confirmation's error with the option that gives it."""
+    """Return a missing confirmation's error with the option that confirms."""
     words = error.message.replace("give confirm=True", "give --yes")
     return InvalidRequest(words.replace("confirm=True", "--yes"), **error.details)
 

@@ -87,8 +87,8 @@ def publish(
 ) -> None:
     """Publish records from files or stdin.
 
-    With --on-error stop nothing of the batch that holds the first bad row is published; the
-    batches before it are. With skip and reject-file all good rows are.
+    With --on-error stop the batches before the first bad row are published, and no record of its
+    batch. With skip and reject-file all good rows are published.
     """
     session = session_of(context)
     full_topic_name(topic)
@@ -118,7 +118,7 @@ def publish(
 
 
 class Wanted(NamedTuple):
-    """The format that the options ask for."""
+    """The format that the options request."""
 
     name: Format = "auto"
     key_column: str | None = None
@@ -126,7 +126,7 @@ class Wanted(NamedTuple):
 
     @property
     def is_message(self) -> bool:
-        """Tell whether an option is given that is for messages in NDJSON."""
+        """Return whether an option for NDJSON messages is set."""
         return self.envelope or self.key_column is not None
 
 
@@ -150,7 +150,7 @@ def text_format(wanted: Wanted, name: Format, kind: str, bytes_max: int) -> Text
 
 
 def format_of(wanted: Wanted, *, file: str, kind: str, first: bytes) -> Format:
-    """Return the format of a file: the one asked for, by suffix, by topic, or by its first bytes."""
+    """Return a file's format: by the option, its suffix, the topic, or its first bytes."""
     if wanted.name != "auto":
         return wanted.name
     suffix = os.path.splitext(file)[1].lower()

@@ -139,7 +139,7 @@ class Publisher:
             rows,
             faults,
             pick=lambda numbers: [records[number] for number in numbers],
-            # A partitioned topic asks the part that the record belongs to.
+            # On a partitioned topic the record's part has the answer.
             check=topic.check_many,
             append=topic.append_many,
         )

@@ -37,7 +37,7 @@ _OFFSET: Final = re.compile(r"\d{1,19}\Z", re.ASCII)
 
 
 def parse_start(text: str, *, now_us: int, option: str = "--from") -> Start:
-    """Return what `--from` and its like mean: a word, an offset, a time, or so long ago (`-5m`).
+    """Parse `--from` and similar options: a word, an offset, a time, or an age (`-5m`).
 
     Raises:
         InvalidRequest: if it is none of these.
@@ -47,7 +47,7 @@ def parse_start(text: str, *, now_us: int, option: str = "--from") -> Start:
     if _OFFSET.match(text):
         return int(text)
     try:
-        # Without a unit it may be meant as an offset from the end, which does not exist.
+        # Without a unit it could mean an offset from the end, which is not supported.
         if text.startswith("-") and text[-1].isalpha():
             moment = dt.datetime.fromtimestamp(now_us / 1e6, dt.UTC)
             return moment - dt.timedelta(seconds=parse_duration_s(text[1:]))
@@ -139,7 +139,7 @@ class _Writer:
 
 
 class _Cursor:
-    """Reads one topic or part; it reports gaps, and skips lost ranges if asked to."""
+    """Reads one topic or part; it reports gaps, and can skip lost ranges."""
 
     def __init__(self, topic: Topic, part: int | None, start: Start, *, skip_lost: bool) -> None:
         self.topic = topic

@@ -108,7 +108,7 @@ def serve(
             quiet_stdout()
             warn("greeting_not_written", error=error.strerror)
         if not session.as_json:
-            # The loop itself keeps no reference to a task that waits.
+            # The loop keeps no reference to a waiting task.
             watching.append(asyncio.get_running_loop().create_task(_print_lake_news(broker.engine)))
 
     run_broker(settings, on_ready)
@@ -135,7 +135,7 @@ def _print_ready(session: Session, broker: Broker) -> None:
 
 
 def greeting(settings: Settings, *, root: str, pid: int, addresses: Mapping[str, str]) -> str:
-    """Return what the broker prints at its start; its commands can be pasted into a shell."""
+    """Return the broker's start message; its commands can be pasted into a shell."""
     lines = [
         f"serving {root}, pid {pid}; stop it with Ctrl-C",
         f"  clients   {addresses['url']}",
@@ -183,7 +183,7 @@ def _lake(settings: Settings) -> str:
 
 
 def lake_news(engine: Engine, said: set[str]) -> list[str]:
-    """Return what is new about tables: Spark's start, and each table's first rows."""
+    """Return news of tables: Spark's start, and each table's first rows."""
     lake = engine.lake
     topics = [each for each in list(lake.topics.values()) if not each.keyed]
     lines = {_state(lake): _state(lake)} if topics else {}
@@ -204,7 +204,7 @@ def _state(lake: Lake) -> str:
 
 
 async def _print_lake_news(engine: Engine) -> None:
-    """Print what is new about tables, for ever."""
+    """Print news of tables until it is cancelled."""
     said: set[str] = set()
     while True:
         for line in lake_news(engine, said):

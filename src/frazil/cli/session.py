@@ -36,11 +36,11 @@ class Session:
 
     @property
     def as_json(self) -> bool:
-        """Tell whether results go out as JSON."""
+        """Return whether results are written as JSON."""
         return self.output == "json"
 
     def settings(self, **overrides: object) -> Settings:
-        """Load the settings; `--data` goes over assignments, `overrides` over everything else."""
+        """Load the settings; `--data` overrides assignments, `overrides` override all others."""
         given = parse_assignments(self.assignments)
         if self.data is not None:
             given["data_dir"] = self.data
@@ -54,10 +54,10 @@ class Session:
     def engine(self, *, create: bool = False, lake: bool = False) -> Iterator[Engine]:
         """Open the data directory; its warnings go to stderr.
 
-        Without `lake` the catalog and Spark are started only if the command asks for them.
+        Without `lake` the catalog and Spark are started only if the command needs them.
 
         Raises:
-            NotFound: if there is no data and `create` is False: reading makes no directories.
+            NotFound: if there is no data and `create` is False: reading creates no directories.
         """
         settings = self.settings()
         if not create and not os.path.exists(os.path.abspath(settings.data_dir)):
@@ -88,7 +88,7 @@ class Session:
 
 
 def log_to_stderr(settings: Settings) -> None:
-    """Write events to stderr as the settings say."""
+    """Write events to stderr, in the format and level of the settings."""
     telemetry = settings.telemetry
     configure(sys.stderr, log_level=telemetry.log_level, log_format=telemetry.log_format)
 

@@ -165,7 +165,7 @@ def explained(statement: str) -> str | None:
 
 
 def run_statement(engine: Engine, text: str, options: Options, file_format: BatchFormat) -> int:
-    """Run a statement and print its rows; return how many. EXPLAIN prints what would be read.
+    """Run a statement, print its rows and return their number. EXPLAIN prints the plan.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, when the query has ended.
@@ -214,11 +214,11 @@ def _interruptible(engine: Engine, work: Callable[[Callable[[], bool]], _T]) -> 
             return future.result()
         except KeyboardInterrupt:
             stop.set()
-            # The first cancel may come before the query has begun.
+            # The first cancel may precede the start of the query.
             while not future.done():
                 engine.cancel_queries()
                 wait([future], CANCEL_AGAIN_S)
-            # The user asked for the cancellation: it is no error.
+            # The user requested the cancellation: it is not an error.
             with contextlib.suppress(FrazilError):
                 future.result()
             raise
@@ -231,7 +231,7 @@ def parse_params(texts: Sequence[str] | None) -> dict[str, Any] | None:
     """Return the values of `--param`: JSON numbers, true, false, null and "texts"; else the text.
 
     Raises:
-        InvalidRequest: if one is not name=value, or a name comes twice.
+        InvalidRequest: if one is not name=value, or a name is repeated.
     """
     found: dict[str, Any] = {}
     for text in texts or ():

@@ -84,7 +84,7 @@ def create(
     ] = "latest",
     token: Token = None,
 ) -> None:
-    """Make a subscription; from here on the topic keeps its records for it."""
+    """Create a subscription; from now on the topic keeps its records for it."""
     session = session_of(context)
     found = perform(session, Call("create", topic, name, kind, _start(start, "--from")), token)
     session.show(found, f"subscription {name} of {found['topic']} is ready")
@@ -124,10 +124,10 @@ def drop(
     yes: Yes = False,  # noqa: FBT002 - a flag
     token: Token = None,
 ) -> None:
-    """Remove a subscription; its consumers end, and what it kept may go with the retention."""
+    """Remove a subscription; its consumers end, and the retention may delete its records."""
     session = session_of(context)
     _confirm(
-        f"what {name} has not consumed of {topic} may go; remove it?",
+        f"records of {topic} that {name} has not consumed may be deleted; remove it?",
         "removing a subscription removes its position, confirm it with --yes",
         yes=yes,
         subscription=name,
@@ -152,7 +152,7 @@ def policy(
     ] = None,
     poison: Annotated[
         Literal["dead_letter", "block", "drop"] | None,
-        typer.Option(help="What becomes of a record that failed too often."),
+        typer.Option(help="The handling of a record that failed too often."),
     ] = None,
     dead_letter_topic: Annotated[
         str | None, typer.Option(help="Where records go that failed too often.")

@@ -1,7 +1,7 @@
 """Records in text files: lines of bounded length, and how each format decodes and converts them.
 
-Decoding needs the line alone; converting needs the topic's columns. Between the two a topic that
-does not exist yet is created from what was decoded.
+Decoding needs the line alone; converting needs the topic's columns. Between the two steps a topic
+that does not exist yet is created from the decoded records.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class TextFormat:
         return None
 
     def convert(self, decoded: Any, schema: pa.Schema) -> Any:
-        """Return what the topic takes; may raise `InvalidRequest`."""
+        """Return the record for the topic; may raise `InvalidRequest`."""
         del schema
         return decoded
 

@@ -86,7 +86,7 @@ def _summaries(engine: Engine) -> list[dict[str, Any]]:
 
 @app.command()
 def flush(context: typer.Context, topic: Topic = None) -> None:
-    """Write what memory holds to files; on return they are synced and registered."""
+    """Write the memory tier to files; on return they are synced and registered."""
     session = session_of(context)
     with session.engine() as engine:
         found = engine.tiers.flush(topic)

@@ -159,7 +159,7 @@ def _document(sample: Sample, before: Sample) -> dict[str, Any]:
 def rates_of(sample: Sample, before: Sample) -> dict[str, float | None]:
     """Return rates per second between two samples, of the engine and of each topic by name.
 
-    A rate is None without time between the samples, and after a restart: counters begin anew.
+    A rate is None without time between the samples, and after a restart, which resets counters.
     """
     seconds = (sample.time_us - before.time_us) / 1e6 if sample.pid == before.pid else 0.0
     past = _counters(before)
@@ -223,7 +223,7 @@ def _topic_table(topics: Mapping[str, Any], rates: Mapping[str, float | None]) -
 
 
 def _shown(name: str, value: object) -> str:
-    """Return a figure for people; its name says whether it is a size or a time."""
+    """Return a formatted figure; its name determines whether it is a size or a time."""
     if value is None:
         return UNKNOWN
     if isinstance(value, Mapping):

@@ -25,7 +25,7 @@ app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_ar
 Name = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
 HoldName = Annotated[str, typer.Argument(help="The name of the hold.")]
 Sync = Annotated[SyncMode | None, typer.Option("--sync", help="When publishes are synced.")]
-Age = Annotated[str | None, typer.Option("--retention-age", help="Keep records so long: 48h.")]
+Age = Annotated[str | None, typer.Option("--retention-age", help="Keep records for so long: 48h.")]
 Size = Annotated[str | None, typer.Option("--retention-bytes", help="Keep so much: 20GiB.")]
 Full = Annotated[
     OnFull | None, typer.Option("--on-full", help="At the quota: block, or expire the oldest.")
@@ -56,7 +56,7 @@ Signals = Annotated[
 
 
 def pairs(texts: Sequence[str] | None, *, sign: str, option: str) -> dict[str, str]:
-    """Split the texts of a repeated option at the first sign; no name may come twice."""
+    """Split the texts of a repeated option at the first sign; names must be unique."""
     found: dict[str, str] = {}
     for text in texts or ():
         name, between, value = text.partition(sign)
@@ -156,7 +156,7 @@ def _summary(engine: Engine, name: str) -> dict[str, Any]:
 
 @app.command()
 def describe(context: typer.Context, name: Name) -> None:
-    """Show everything that is known about a topic."""
+    """Show all facts about a topic."""
     session = session_of(context)
     with session.engine() as engine:
         found = engine.describe(name)
@@ -256,7 +256,7 @@ def hold(
     hold_name: HoldName,
     offset: Annotated[int, typer.Argument(help="The first offset to keep.")],
 ) -> None:
-    """Keep a topic's records from an offset on, whatever its retention says."""
+    """Keep a topic's records from an offset on, whatever its retention is."""
     _change_holds(context, name, lambda topic: topic.hold(hold_name, offset))
 
 

@@ -63,7 +63,7 @@ class Subscriptions:
         prefetch: int = PREFETCH,
         prefetch_bytes: int | str = PREFETCH_BYTES,
     ) -> tuple[list[TopicRuntime], Request]:
-        """Check the options of a consumer; return its topic or parts, and what it asks for.
+        """Check the options of a consumer; return its topic or parts, and its request.
 
         Raises:
             InvalidRequest: if an option cannot be used.
@@ -83,7 +83,7 @@ class Subscriptions:
             raise InvalidRequest("prefetch_bytes must be at least 1", prefetch_bytes=size)
         fresh = None if policy is None else policy_of(policy)
         unacked = None if max_unacked is None else _whole_number(max_unacked, "max_unacked")
-        # Refuse what could not be stored before anything is created.
+        # Refuse settings that cannot be stored before anything is created.
         Stored(policy=fresh or FailurePolicy(), max_unacked_messages=unacked or 1)
         check_dead_letters(self._engine, runtimes, fresh)
         for runtime in runtimes:
@@ -120,10 +120,10 @@ class Subscriptions:
         type: str = "shared",  # noqa: A002 - the field's word
         start: Start = "latest",
     ) -> None:
-        """Create a subscription without a consumer; durable on return. It keeps its records.
+        """Create a subscription without a consumer; durable on return. The topic keeps its records.
 
         Raises:
-            Conflict: if there is one of this name.
+            Conflict: if the subscription exists.
             NotFound: if there is no such topic.
             InvalidRequest: if the name, the type or the start cannot be used, or the topic stores
                 nothing.
@@ -165,7 +165,7 @@ class Subscriptions:
         return self.runtime.call(lambda all_: _of_each(all_.reset, runtimes, name, to))
 
     def policy(self, topic: str, name: str) -> FailurePolicy:
-        """Return what happens to failed deliveries of a subscription.
+        """Return the failure policy of a subscription.
 
         Raises:
             NotFound: if there is no such topic.

@@ -46,7 +46,7 @@ class DeadLetterPublisher:
         """Return when the dead letter of a record is durable.
 
         Raises:
-            FrazilError: what kept it from being written; of a topic whose namespace is gone, too.
+            FrazilError: the error of the write, also for a topic in a deleted namespace.
         """
         target = subscription.policy.dead_letter_topic
         if target is None:
@@ -97,7 +97,7 @@ class DeadLetterPublisher:
         await wait_admitted_async(runtime)
         message = Message(payload, None, attributes, None, f"broker-replicator-{self._broker}-0")
         limits = runtime.limits
-        # The added attributes come on top of the record's own.
+        # These attributes are added to the record's.
         roomy = attrs.evolve(
             limits,
             message_bytes_max=limits.message_bytes_max + REASON_BYTES_MAX,
@@ -106,7 +106,7 @@ class DeadLetterPublisher:
         )
         codec, data, count, size = runtime.prepare_own(message, roomy)
         written: asyncio.Future[Any] = self._loop.create_future()
-        # Synced, whatever the topic's own acks mean: its record is settled durably next.
+        # Synced, whatever the topic's acks are: the next step settles the record durably.
         entry: Entry = (runtime.state, codec, data, count, size, written, Sender(sync=True))
         if not runtime.log.queue.submit(entry):
             raise runtime.log.queue.overloaded()
@@ -138,7 +138,7 @@ class PendingDeadLetters:
         task.add_done_callback(self.tasks.discard)
 
     def cancel(self) -> None:
-        """Stop publishing: the dead letters are asked for again after a restart."""
+        """Stop publishing: dispatch requests the dead letters again after a restart."""
         for task in self.tasks:
             task.cancel()
 

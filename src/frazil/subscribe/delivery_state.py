@@ -59,7 +59,7 @@ class State(enum.Enum):
     SETTLED = "settled"
     """Durably settled."""
     PASSED = "passed"
-    """Durably settled while it was held: it leaves its queue when its turn comes."""
+    """Durably settled while it was held: it leaves its queue in its turn."""
 
 
 class Cause(enum.Enum):
@@ -76,7 +76,7 @@ class Cause(enum.Enum):
 
 
 class Member(msgspec.Struct, eq=False):
-    """A consumer as dispatch sees it: name, key filter, and how much its stream takes now.
+    """A consumer in dispatch: its name, its key filter, and the room of its stream.
 
     `ready` and `new` are heaps of offsets whose key this consumer owns, for KeyShared.
     """
@@ -96,7 +96,7 @@ class Member(msgspec.Struct, eq=False):
         return self.messages > 0 and self.size_bytes > 0
 
     def take(self, record: DeliveryRecord) -> None:
-        """Use up room for a record that goes out."""
+        """Use up room for a delivered record."""
         record.state = State.IN_FLIGHT
         self.messages -= 1
         self.size_bytes -= record.size
@@ -106,9 +106,9 @@ class Change(msgspec.Struct, eq=False):
     """A change of the durable state: the caller journals it, then calls `confirmed` or `failed`.
 
     `ranges` are half-open ranges of offsets to settle; `attempts` are the numbers of the next
-    delivery of `offsets`, which ascend then. A change has one or the other. `after` are earlier
+    delivery of `offsets`, which then ascend. A change has one or the other. `after` are earlier
     changes that must be durable before the call is answered, because the call repeats them; an
-    empty change is not journalled. `error` says why it was not journalled.
+    empty change is not journalled. `error` is the reason why it was not journalled.
     """
 
     cause: Cause
@@ -245,7 +245,7 @@ class Alarms:
         return heap[0][0] if heap else None
 
     def ring(self, now_ms: int) -> list[int]:
-        """Return, ascending, the offsets whose time has come, and remove their alarms."""
+        """Return the due offsets, ascending, and remove their alarms."""
         rung = set()
         while (first_ms := self.first_ms()) is not None and first_ms <= now_ms:
             offset = heapq.heappop(self._heap)[1]

@@ -88,7 +88,7 @@ class Dispatch:
         """The first offset that `feed` has not covered."""
         self.unacked_bytes = 0
         self.held_bytes = 0
-        """The bytes of the values that are kept for a delivery."""
+        """The bytes of the values held for a delivery."""
         self.reading: dict[int, DeliveryRecord] = {}
         """Records whose values must be read again before their delivery. Only for reading."""
         self._policy = policy
@@ -147,7 +147,7 @@ class Dispatch:
         self._wait_with_skips(now_ms)
 
     def _wait_with_skips(self, now_ms: int) -> None:
-        """Give consumers that come one by one the time to attach before records are skipped."""
+        """Give several consumers the time to attach before records are skipped."""
         if self._keyed is not None:
             self._keyed.skip_ms = now_ms + self._limits.skip_grace_ms
 
@@ -252,11 +252,10 @@ class Dispatch:
         keys: Sequence[str] = (),
         values: Sequence[Any] = (),
     ) -> None:
-        """Take in the records of `[offset_next, offset_end)`, ascending; `keys` for KeyShared.
+        """Add the records of `[offset_next, offset_end)`, ascending; `keys` for KeyShared.
 
-        `values` are what `Deliver` hands on, the offsets if there are none. Offsets of the range
-        without a record are gaps of the topic: they count as settled. Records that are settled
-        already are left out.
+        `values` are passed to `Deliver`, the offsets if there are none. Offsets of the range
+        without a record are gaps of the topic: they count as settled. Settled records are omitted.
         """
         first, self.offset_next = self.offset_next, offset_end
         assert not offsets or first <= offsets[0] <= offsets[-1] < offset_end
@@ -280,7 +279,7 @@ class Dispatch:
             del self._attempts[offset]
 
     def _recall(self, records: list[DeliveryRecord]) -> list[DeliveryRecord]:
-        """Leave out settled records; add what is known of the others from before their reading."""
+        """Omit settled records; apply the stored attempts and delays of the others."""
         kept: list[DeliveryRecord] = []
         for fed in records:
             record, offset = fed, fed.offset
@@ -316,9 +315,9 @@ class Dispatch:
     def ack(self, offsets: Sequence[int], *, head: int) -> Change | None:
         """Settle records below the topic's durable head; return the change to journal, if any.
 
-        Clients may ack what another process of the broker delivered to them, so every unsettled
-        record below the head counts. The acks are answered when the change, and those it is
-        `after`, are confirmed.
+        Clients may ack deliveries of an earlier broker process, so any unsettled record below the
+        head can be acked. The acks are answered when the change, and those it is `after`, are
+        confirmed.
         """
         return self._settle(offsets, Cause.ACK, head)
 
@@ -375,9 +374,9 @@ class Dispatch:
             self._returning.discard(offset)
 
     def put_off(self, offset: int, *, now_ms: int) -> None:
-        """Put off a record of `reading` that cannot be read for now: no delivery has failed.
+        """Delay a record of `reading` that cannot be read now; this is not a failed delivery.
 
-        On Exclusive and Failover nothing goes before it.
+        On Exclusive and Failover no other record is delivered before it.
         """
         self.reading.pop(offset).state = State.WAITING
         self._alarms.set(offset, now_ms + self._limits.retry_ms)
@@ -402,7 +401,7 @@ class Dispatch:
         return self._settle((offset,), Cause.DEAD_LETTER)
 
     def dead_letter_failed(self, offset: int, *, now_ms: int) -> None:
-        """Ask for the dead letter again after `retry_ms`."""
+        """Request the dead letter again after `retry_ms`."""
         record = self._records.get(offset)
         if record is not None and record.state is State.DEAD:
             self._alarms.set(offset, now_ms + self._limits.retry_ms)
@@ -446,7 +445,7 @@ class Dispatch:
         return [change for change in (counted, dropped) if change.offsets]
 
     def _arrange(self, record: DeliveryRecord, now_ms: int) -> None:
-        """Decide what comes next for a record whose attempt is durable."""
+        """Decide the next step of a record whose attempt is durable."""
         self._returning.discard(record.offset)
         if record.attempt > self._attempts_max:
             self._exhausted(record, now_ms)
@@ -466,7 +465,7 @@ class Dispatch:
             self._blocked_bytes += record.size
             self._actions.append(Notice(NoticeKind.BLOCKED, offset, record.reason))
         else:
-            # By an alarm: an ack that comes before it prevents the dead letter.
+            # By an alarm: an ack before it prevents the dead letter.
             record.state = State.DEAD if poison is Poison.DEAD_LETTER else State.OWED
             record.cause = Cause.DROP
             self._alarms.set(offset, now_ms)
@@ -528,7 +527,7 @@ class Dispatch:
             self._keyed.settled(change.records)
 
     def _forget_wait(self, record: DeliveryRecord) -> None:
-        """Forget what a settled record waited for."""
+        """Remove a settled record's alarms and queue entries."""
         self._alarms.clear(record.offset)
         self._returning.discard(record.offset)
         self.reading.pop(record.offset, None)
@@ -574,7 +573,7 @@ class Dispatch:
         elif record.state is READY:
             self._arrange(record, now_ms)
         elif record.state is State.DEAD:
-            # Its dead letter may have been published while the ack was under way.
+            # Its dead letter may have been published while the ack was running.
             self._alarms.set(record.offset, now_ms + self._limits.retry_ms)
         elif record.state is HELD and self._keyed is not None:
             self._keyed.again(record)
@@ -591,7 +590,7 @@ class Dispatch:
     # -- time ------------------------------------------------------------------------------------
 
     def configure(self, policy: FailurePolicy, limits: Limits, *, now_ms: int) -> None:
-        """Set another policy, and other limits; blocked records are judged by it anew."""
+        """Set another policy and other limits; blocked records are evaluated again."""
         self._policy = policy
         self._attempts_max = policy.attempts_max
         self._limits = limits
@@ -621,7 +620,7 @@ class Dispatch:
                     overdue.append(offset)
                 elif first_ms is None or end_ms < first_ms:
                     first_ms = max(end_ms, now_ms + 1)
-        # Looked at again then; an earlier end is noted when it is set.
+        # Checked again then; setting an earlier end updates this time.
         self._timeout_ms = now_ms if overdue else first_ms
         return sorted(overdue)
 
@@ -633,7 +632,7 @@ class Dispatch:
                 self._timeout_ms = min(self._timeout_ms, until_ms)
 
     def due_ms(self) -> int | None:
-        """Return when `poll` is due although nothing comes in."""
+        """Return the time of the next `poll` without new input."""
         if not self._alarms.dues_ms and self._keyed is None:
             return self._timeout_ms
         skip_ms = None if self._keyed is None else self._keyed.due_ms()
@@ -641,7 +640,7 @@ class Dispatch:
         return min([due for due in dues if due is not None], default=None)
 
     def _ring(self, now_ms: int) -> None:
-        """Do what is due: time-outs of acks, then alarms."""
+        """Process ack time-outs, then due alarms."""
         if self._timeout_ms is not None and now_ms >= self._timeout_ms:
             late = [self._records[offset] for offset in self.overdue(now_ms)]
             self._actions += self._fail(late, Cause.TIMEOUT, now_ms)
@@ -650,12 +649,12 @@ class Dispatch:
             self._rung(self._records[offset], now_ms)
 
     def _rung(self, record: DeliveryRecord, now_ms: int) -> None:
-        """Do what the alarm of a record is for."""
+        """Process the alarm of a record."""
         offset, poison = record.offset, self._policy.poison
         if record.state is State.WAITING:
             self._make_ready(record)
         elif record.settling is not None:
-            # The result of the ack comes first.
+            # The ack must finish first.
             self._alarms.set(offset, now_ms + self._limits.retry_ms)
         elif record.state is State.OWED:
             self._settle_owed([record], record.cause)
@@ -671,7 +670,7 @@ class Dispatch:
         else:
             self._actions.append(DeadLetter(offset, record.attempt - 1, record.reason))
 
-    # -- what follows ----------------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------------
 
     def poll(self, now_ms: int) -> list[Action]:
         """Process all inputs so far and the time; return the actions.
@@ -743,7 +742,7 @@ class Dispatch:
             if special.settling is not None:
                 special.state = READY
             else:
-                # Its time may have come while it was held.
+                # Its delay may have passed while it was held.
                 self._arrange(special, now_ms)
                 self._ring(now_ms)
 

@@ -1,9 +1,8 @@
-"""The records of one topic as its subscriptions read them.
+"""The records of one topic for its subscriptions.
 
-Live records come from the memory of the publish: the journal hands them over when it writes them,
-and they are delivered after their publishers were answered. Subscriptions that lag read files and
-objects in worker threads. Decoded chunks are shared by all subscriptions, within a budget that all
-topics share.
+The journal passes live records on from memory when it writes them, and they are delivered after the
+answer to their publishers. Lagging subscriptions read files and objects in worker threads. All
+subscriptions share decoded chunks, within one budget for all topics.
 """
 
 from __future__ import annotations
@@ -190,8 +189,8 @@ class TopicFeed:
         self._written: deque[tuple[int, int, Sequence[Any]]] = deque()
         """Frames of the journal's thread: first offset, time, records."""
         self._wanted = NOTHING_WANTED
-        """The highest offset that a subscription asked for."""
-        # Before the look at what is there: nothing that comes in between may stay unnoticed.
+        """The highest offset that a subscription has requested."""
+        # Before reading the log's state, so that no record written in between is missed.
         runtime.state.followers += (self,)
         self.head = self._visible = runtime.state.durable
         """The offset after the last record whose publisher was answered."""
@@ -277,17 +276,17 @@ class TopicFeed:
         return None
 
     async def fetch(self, offset: int) -> Record | None:
-        """Return one record from any tier, None if what was read says that there is none.
+        """Return one record from any tier, None if there is none at the offset.
 
         Raises:
-            NotFound: if it is not held any more, with `offset_first`.
-            FrazilError: another error that keeps it from being read, perhaps for now.
+            NotFound: if it is no longer held, with `offset_first`.
+            FrazilError: another error of the read, perhaps a transient one.
         """
         chunk = self.get(offset)
         if chunk is None:
             read: asyncio.Future[Found] = self._loop.create_future()
             self.request(offset, partial(_set_result, read))
-            # Not asked for again: the next thing that was read may have taken its room already.
+            # The result is used directly: the cache may already have dropped it for the next read.
             found = await read
             if isinstance(found, FrazilError):
                 raise found
@@ -323,7 +322,7 @@ class TopicFeed:
             self._begin_read(offset)
 
     def end_error(self) -> FrazilError | None:
-        """Return why nothing more will come, None while the topic lives."""
+        """Return the error that ends the feed, None while the topic is open."""
         journal = self.runtime.log.journal
         if journal.closed or journal.failed is not None:
             return journal.closed_error()
@@ -335,7 +334,7 @@ class TopicFeed:
         """Drop a chunk that the cache dropped."""
         if self._chunks.pop(chunk.offset, None) is not None:
             self._starts.remove(chunk.offset)
-        # Subscriptions may keep its records until they are delivered, but not these bytes, too.
+        # Subscriptions may keep its records until the delivery, but need not keep these bytes.
         for record in chunk.records:
             record.body, record.body_kind = b"", -1
 
@@ -412,7 +411,7 @@ class TopicFeed:
 def chunk_of(
     piece: Piece, *, offset: int, is_message: bool, primary_key: Sequence[int] = ()
 ) -> Chunk:
-    """Decode what was read from `offset` on; `primary_key` are the column ids of a keyed topic."""
+    """Decode the read frames from `offset` on; `primary_key` are a keyed topic's column ids."""
     batches = piece.batches
     records: list[Record] = []
     sizes: list[int] = []

@@ -35,10 +35,10 @@ def first_ready(ready: list[int], records: dict[int, DeliveryRecord]) -> Deliver
 
 
 class FifoDispatcher:
-    """Deal records to consumers in turn, redeliveries before records that were never delivered.
+    """Assign records to consumers in turn, redeliveries before new records.
 
-    Unless the subscription is Shared, only the consumer that attached first takes part. A consumer
-    without room loses its turn and does not hold up the others.
+    Unless the subscription is Shared, only the consumer that attached first gets records. A
+    consumer without room loses its turn and does not delay the others.
     """
 
     def __init__(self, records: dict[int, DeliveryRecord], *, is_shared: bool) -> None:
@@ -52,7 +52,7 @@ class FifoDispatcher:
         self._turn = 0
 
     def begin(self, records: dict[int, DeliveryRecord]) -> None:
-        """Keep the consumers and their turns, and begin anew with other records."""
+        """Reset the records; keep the consumers and their turns."""
         self._records, self.waiting, self.ready = records, deque(), []
 
     @property
@@ -119,10 +119,10 @@ class FifoDispatcher:
     def assign_new(
         self, *, messages: int, size_bytes: int, now_ms: int, attempts_max: int
     ) -> tuple[Hands, DeliveryRecord | None]:
-        """Deal out records never delivered, lowest offset first, within the window.
+        """Assign new records, lowest offset first, within the window.
 
-        The second value is the next record if it cannot simply be delivered: its ack is under way,
-        its value was dropped, or it failed or waits since before a restart.
+        The second value is the next record if it cannot simply be delivered: its ack is running,
+        its value was dropped, or it failed or was delayed before a restart.
         """
         queue, hands = self.waiting, dict[Member, list[DeliveryRecord]]()
         only = self._members[0] if self._members and not self._is_shared else None

@@ -53,7 +53,7 @@ class KeySharedDispatcher:
         self._retry_ms = limits.retry_ms
 
     def begin(self, records: dict[int, DeliveryRecord]) -> None:
-        """Keep the consumers and the owners of keys, and begin anew with other records."""
+        """Reset the records; keep the consumers and the owners of keys."""
         self._records, self.waiting, self.held, self._unmatched = records, {}, 0, {}
         for member in self._members.values():
             member.ready, member.new = [], []
@@ -75,7 +75,7 @@ class KeySharedDispatcher:
         self._offer_again(old)
 
     def _offer_again(self, member: Member) -> None:
-        """Offer the records that were queued for a consumer that is gone."""
+        """Queue again the records of a consumer that has left."""
         waiting = sorted({*member.ready, *member.new})
         member.ready, member.new = [], []
         for record in map(self._records.get, waiting):
@@ -191,14 +191,14 @@ class KeySharedDispatcher:
         for key in list(self._unmatched):
             queue = self.waiting[key]
             if any(record.settling is not None for record in queue):
-                # The result of that ack must be known first.
+                # That ack must finish first.
                 self.skip_ms = now_ms + self._retry_ms
                 continue
             del self._unmatched[key]
             unsettled = [record for record in queue if record.state is not PASSED]
             self.held -= sum(record.state is not READY for record in queue)
             skipped += unsettled
-            # The last one keeps later records of the key waiting until the skip is durable.
+            # The last one blocks later records of the key until the skip is durable.
             self.waiting[key] = deque(unsettled[-1:])
         return skipped
 
@@ -223,11 +223,11 @@ class KeySharedDispatcher:
 
 
 class KeyOwners:
-    """The consumer of each key, by name, so that a consumer that returns has its keys.
+    """The consumer of each key, by name, so that a reconnected consumer has its keys.
 
-    A key seen for the first time goes to the eligible consumer that has fewest. A key moves only
-    when its owner is gone or does not accept it. At most `keys_max` keys are remembered; further
-    keys belong to a consumer by hash.
+    A new key is assigned to the eligible consumer with the fewest keys. A key moves only when its
+    owner has left or does not accept it. At most `keys_max` keys are remembered; further keys are
+    assigned by hash.
     """
 
     __slots__ = ("_counts", "_keys_max", "_owners")

@@ -1,7 +1,7 @@
 """The lag of a subscription: in records, in bytes, and the age of its oldest record.
 
-Offsets are dense but for gaps, which hold no record: they are no part of a lag. A crash of a topic
-that is not synced with each record leaves a gap of a million offsets.
+Offsets are dense except for gaps, which have no records and do not count. A crash of a topic that
+is not synced with each record leaves a gap of a million offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Lags", "subscription_facts"]
 
 
 class Lags:
-    """The lag of cursors at one moment; the gaps of a topic are looked up once."""
+    """Computes the lag of cursors at one moment; the gaps of a topic are read once."""
 
     def __init__(self, engine: Instance) -> None:
         self._engine = engine
@@ -157,7 +157,7 @@ def subscription_facts(engine: Instance, runtimes: Sequence[TopicRuntime]) -> li
 
 
 async def _working(deliveries: Deliveries, topics: set[str]) -> At:
-    """Return what open subscriptions do, by topic and name; in the loop."""
+    """Return the facts of open subscriptions, by topic and name; in the loop."""
     return {
         (each.topic, each.name): _doing(each)
         for each in deliveries.subscriptions

@@ -1,7 +1,7 @@
 """The event loop of an engine's subscriptions: in a separate thread, or the broker's.
 
-The first subscription starts the thread. A broker that serves the engine gives its own
-`Deliveries` here, so that its clients and the program it runs in share one set of subscriptions.
+The first subscription starts the thread. A broker that serves the engine sets its `Deliveries`
+here, so that its clients and its program share one set of subscriptions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Subscribing"]
 
 T = TypeVar("T")
 _TASKS: Final[set[asyncio.Task[Any]]] = set()
-"""Calls under way: a loop alone does not keep them."""
+"""References to running calls, as the loop keeps none."""
 
 
 class Subscribing:
@@ -42,8 +42,8 @@ class Subscribing:
         self._loop_thread = 0
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        # Held to give work to the loop, and to stop it: work after the end would get no answer.
-        # It may be taken twice in one thread: by a collection that ends a forgotten stream.
+        # Held to submit work to the loop, and to stop it: work after the stop would get no answer.
+        # One thread may acquire it twice: a garbage collection may end a dropped stream.
         self._giving = threading.RLock()
         self._is_stopped = False
 
@@ -65,14 +65,14 @@ class Subscribing:
         """
         with self._starting:
             if self._thread is not None:
-                raise InvalidRequest("the engine's subscriptions are at work already")
+                raise InvalidRequest("the engine's subscriptions are already running")
             self._settings = settings
             self._deliveries = deliveries
             self._loop = loop
             self._loop_thread = threading.get_ident()
 
     def start(self) -> Deliveries:
-        """Return the subscriptions at work; the first call starts them, and waits for the journal.
+        """Return the running subscriptions; the first call starts them and waits for the journal.
 
         Raises:
             Closed: if the engine is closed.
@@ -86,7 +86,7 @@ class Subscribing:
 
     @property
     def settings(self) -> SubscriptionSettings:
-        """Return what was decided about subscriptions; the first call waits for the journal.
+        """Return the settings of subscriptions; the first call waits for the journal.
 
         Raises:
             Closed: if the engine is closed.
@@ -155,8 +155,8 @@ class Subscribing:
 
         Raises:
             Closed: if the engine is closed.
-            InvalidRequest: if it is called in the loop's own thread, which would wait for itself.
-            FrazilError: what the coroutine raised.
+            InvalidRequest: if it is called in the loop's thread, which would wait for itself.
+            FrazilError: the coroutine's error.
         """
         self.start()
         if threading.get_ident() == self._loop_thread:
@@ -167,10 +167,10 @@ class Subscribing:
         if self._is_stopped or self._engine.closed:
             raise Closed("the engine is closed")
 
-    # -- what happens to all ---------------------------------------------------------------------
+    # -- all subscriptions -----------------------------------------------------------------------
 
     def forget_topic(self, names: list[str], uid: str) -> None:
-        """End the subscriptions of a topic that was deleted, and what was decided about them."""
+        """End the subscriptions of a deleted topic, and delete their settings."""
         deliveries, settings = self._deliveries, self._settings
         if deliveries is not None:
             with contextlib.suppress(Closed):
@@ -184,9 +184,9 @@ class Subscribing:
                 warn("subscription_settings_left", topic_uid=uid, error=error)
 
     def stop(self) -> None:
-        """Make acks under way durable, end all streams, and end the thread; twice is fine.
+        """Make running acks durable, end all streams, and end the thread; repeatable.
 
-        Subscriptions of a broker are left to the broker.
+        The broker closes its own subscriptions.
         """
         with self._starting:
             with self._giving:
@@ -236,7 +236,7 @@ def _tell(done: Future[Any], ended: asyncio.Task[Any]) -> None:
 
 
 async def _wind_up(deliveries: Deliveries) -> None:
-    """End everything and answer the calls under way."""
+    """End all subscriptions and answer the running calls."""
     await deliveries.close()
     calls = asyncio.all_tasks() - {asyncio.current_task()}
     for call in calls:

@@ -63,7 +63,7 @@ class Stored:
     max_unacked_messages: int = _MAX_UNACKED
 
     def __attrs_post_init__(self) -> None:
-        # The limits of a running subscription know the range of its window.
+        # The limits of a running subscription check the range of its window.
         Limits(max_unacked_messages=self.max_unacked_messages)
         for name in ("ack_timeout_ms", "base_redelivery_delay_ms", "max_redelivery_delay_ms"):
             if getattr(self.policy, name) > DURATION_MS_MAX:
@@ -86,10 +86,10 @@ class SubscriptionSettings:
         self._engine = engine
         self._stored: dict[tuple[str, str], Stored] = {}
         self._lock = threading.Lock()
-        """Held while a change is written: the next one begins with what it decided."""
+        """Held while a change is written: the next change is based on its result."""
 
     def load(self) -> None:
-        """Read all of them; waits for the journal. What is left of topics that are gone, goes.
+        """Read all settings; this waits for the journal. Settings of deleted topics are removed.
 
         Raises:
             CorruptionError: if one cannot be read.
@@ -103,11 +103,11 @@ class SubscriptionSettings:
         self._delete(stale)
 
     def get(self, uid: str, name: str) -> Stored:
-        """Return what counts for a topic's subscription; never waits."""
+        """Return the effective settings of a topic's subscription; never waits."""
         return self._stored.get((uid, name), DEFAULT)
 
     def find(self, uid: str, name: str) -> Stored | None:
-        """Return what was decided about a subscription, None if nothing was; never waits."""
+        """Return the stored settings of a subscription, None if it has none; never waits."""
         return self._stored.get((uid, name))
 
     def names(self, uid: str) -> list[str]:
@@ -186,7 +186,8 @@ def _split(key: str) -> tuple[str, str]:
 
 def _decode(key: str, value: bytes) -> Stored:
     try:
-        # All of the policy is stored, its defaults too: what was set stays, whatever they will be.
+        # The whole policy is stored, with its defaults: a later change of the defaults has no
+        # effect.
         return msgspec.msgpack.decode(value, type=learnt(Stored))
     except (msgspec.MsgspecError, InvalidRequest) as error:
         raise CorruptionError(
@@ -245,10 +246,10 @@ def check_dead_letter_namespace(engine: Instance, topic: str) -> None:
 
 
 def check_stored(engine: Instance, runtimes: Sequence[TopicRuntime]) -> None:
-    """Refuse what would be kept about a topic that stores nothing.
+    """Refuse durable settings of a topic that stores nothing.
 
     Raises:
-        InvalidRequest: if it is one.
+        InvalidRequest: if the topic stores nothing.
     """
     for runtime in runtimes:
         if not is_stored(engine, runtime):
@@ -257,14 +258,14 @@ def check_stored(engine: Instance, runtimes: Sequence[TopicRuntime]) -> None:
 
 
 def is_stored(engine: Instance, runtime: TopicRuntime) -> bool:
-    """Tell whether a topic's records are kept: a broker's topic may only pass them on.
+    """Return whether a topic stores its records: a broker's topic may only pass them on.
 
-    That never changes in a topic's life. For any thread; it never waits.
+    This never changes for a topic. Any thread may call; it never waits.
     """
     values = engine.log.journal.state.values
     spec = runtime.state.spec
     name = runtime.name.rpartition("-part-")[0] if spec.part_of else runtime.name
-    # In this order: the name goes only after the id has come.
+    # In this order: the name is removed only after the id is set.
     return (StateTag.POLICY, UNRELIABLE_MAKING + name) not in values and (
         StateTag.POLICY,
         UNRELIABLE + topic_uid(spec),
@@ -278,7 +279,7 @@ async def change_settings(
     name: str,
     changes: Mapping[str, Any],
 ) -> None:
-    """Change what counts for a subscription of a topic, all of its parts; durable on return.
+    """Change the settings of a subscription, for all parts of its topic; durable on return.
 
     Raises:
         InvalidRequest: if a value is out of range.

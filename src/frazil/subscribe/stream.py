@@ -1,9 +1,9 @@
 """Subscriptions in a program: deliveries to iterate over, each with its ack.
 
-Records come on the loop's thread and wait in an `Inbox`, a bounded number of them; taking them
-makes room for more. A delivery is the program's until it is acked, given back or over: its time was
-up, its stream was closed, or the subscription was reset. A delivery that is over has no effect, and
-one that the program has not taken by then is removed from the inbox.
+The loop's thread puts records into an `Inbox` of bounded size; taking them makes room for more. The
+program owns a delivery until its ack, its nack or its end: the ack timed out, the stream was
+closed, or the subscription was reset. An ended delivery has no effect, and is removed from the
+inbox if the program has not taken it.
 """
 
 from __future__ import annotations
@@ -139,22 +139,22 @@ class Delivery:
         return _EPOCH + dt.timedelta(microseconds=self.time_us)
 
     def ack(self) -> None:
-        """Settle the record: it is not delivered again. Durable on return; twice is fine.
+        """Settle the record: it is not delivered again. Durable on return; repeatable.
 
         Raises:
-            Conflict: if the delivery is over: its time was up, it was given back, its stream was
-                closed, or the subscription was reset. The record is delivered again.
-            NotFound: if the topic or the subscription is gone.
-            Unavailable: if the disk failed; whether it is settled is not known then.
+            Conflict: if the delivery has ended: it timed out, was nacked, its stream was closed, or
+                the subscription was reset. The record is delivered again.
+            NotFound: if the topic or the subscription was deleted.
+            Unavailable: if the disk failed; the record may or may not be settled.
             Closed: if the engine is closed.
         """
         self.source.ack([self]).result()
 
     def nack(self, *, delay_s: float = 0, reason: str = "") -> None:
-        """Give the record back: it is delivered again, or handled as the failure policy says.
+        """Return the record: it is delivered again, or handled by the failure policy.
 
         The next delivery waits for the policy's delay, or for `delay_s` if that is longer. Durable
-        on return; twice is fine. Raises as `ack` does, and
+        on return; repeatable. Raises as `ack` does, and
 
         Raises:
             InvalidRequest: if the delay is negative.
@@ -162,12 +162,12 @@ class Delivery:
         self.source.nack(self, delay_s, reason).result()
 
     def extend(self, seconds: float) -> None:
-        """Let the ack take so long from now on, if the policy's time for it would end before.
+        """Extend the time for the ack to so long from now, if it would end earlier.
 
-        A crash forgets it, as it does the delivery. Raises as `ack` does, and
+        It is not durable, and neither is the delivery. Raises as `ack` does, and
 
         Raises:
-            InvalidRequest: if it is no time.
+            InvalidRequest: if it is not a valid time.
         """
         self.source.extend(self, seconds).result()
 
@@ -196,7 +196,7 @@ class Inbox:
         self._news()
 
     def take_out(self, part: Part, offsets: Sequence[int] | None) -> list[int]:
-        """Take out what waits of a part, or what of these does; return the offsets."""
+        """Remove a part's queued deliveries, or those of these offsets; return the offsets."""
         if not self._waiting:
             return []
         with self._changed:
@@ -320,7 +320,7 @@ class Part:
         return None if taken_s is None else int((self._monotonic() - taken_s) * 1000)
 
     def displaced(self) -> None:
-        """End: another consumer of the same name came."""
+        """End: another consumer of the same name attached."""
         self._inbox.end(
             Conflict(
                 "another consumer of the same name replaced this one",
@@ -331,11 +331,11 @@ class Part:
         )
 
     def ended(self, error: FrazilError) -> None:
-        """End: the subscription, its topic or the engine is gone."""
+        """End: the subscription or its topic was deleted, or the engine is closed."""
         self._inbox.end(_in_own_words(error))
 
     def refill(self) -> None:
-        """Ask for as much as there is room for."""
+        """Request as many records as there is room for."""
         self.subscription.ready(
             self,
             messages=max(0, self._messages_max - self._waiting),
@@ -374,7 +374,7 @@ class Part:
     def _settleable(self, deliveries: list[Delivery]) -> tuple[FrazilError | None, list[Delivery]]:
         """Return the deliveries that an ack settles, and why it refuses the others, if any.
 
-        A repeated ack goes with them: it is answered when the first one is durable.
+        They include repeated acks: those are answered when the first one is durable.
         """
         refusal, settled = None, []
         for each in deliveries:
@@ -423,7 +423,7 @@ class Part:
     # -- in any thread ---------------------------------------------------------------------------
 
     def count(self, delivery: Delivery, number: int) -> None:
-        """Count what waits in the inbox, under its lock."""
+        """Count the deliveries in the inbox, under its lock."""
         self._waiting += number
         self._waiting_bytes += number * delivery.size_bytes
 
@@ -433,7 +433,7 @@ class Part:
         self._taken_s[delivery.offset] = self._monotonic()
 
     def took(self) -> None:
-        """Note that the program took one; ask for more in time."""
+        """Record that the program took one; request more in time."""
         self._taken += 1
         if self._taken * 2 >= self._messages_max or not self._waiting:
             self._taken = 0
@@ -444,7 +444,7 @@ class Part:
         return self._ask(self._ack, deliveries)
 
     def nack(self, delivery: Delivery, delay_s: float, reason: str) -> Future[None]:
-        """Give a record back; the future is done when that is durable."""
+        """Return a record; the future is done when that is durable."""
         return self._ask(self._nack, delivery, _milliseconds(delay_s, "delay_s"), reason)
 
     def extend(self, delivery: Delivery, seconds: float) -> Future[None]:
@@ -454,7 +454,7 @@ class Part:
     def _ask(self, work: Callable[..., None], *given: Any) -> Future[None]:
         """Have the loop's thread do something; return the future of its answer."""
         answer: Future[None] = Future()
-        # An asyncio task that waits for it may be cancelled; the answer comes all the same.
+        # The asyncio task that awaits it may be cancelled before the answer.
         answer.set_running_or_notify_cancel()
         self._subscribing.give(work, partial(_answer, answer), *given)
         return answer
@@ -494,7 +494,7 @@ def _milliseconds(given: object, name: str) -> int:
 
 
 def _in_own_words(error: FrazilError) -> FrazilError:
-    """Return an error in the words of a program, which knows an engine and no broker."""
+    """Convert a broker's error to the embedded engine's words."""
     is_plain = isinstance(error, Closed) and not error.details
     return Closed("the engine is closed") if is_plain else error
 
@@ -530,9 +530,9 @@ def _size(value: Any) -> int:
 class Stream:
     """The deliveries of one consumer: an iterator and a context manager, for any threads.
 
-    It waits for new records; `timeout_s` of silence end it. Records that are not acked fill the
-    subscription's window (`max_unacked`): when it is full nothing more comes, until some are.
-    Leaving it, or `close`, gives back what was not acked.
+    It waits for new records; `timeout_s` without a record end it. Unacked records fill the
+    subscription's window (`max_unacked`): a full window stops the delivery until some are acked.
+    Leaving the context, or `close`, returns the unacked records.
     """
 
     def __init__(
@@ -588,12 +588,12 @@ class Stream:
             answer.result()
 
     def close(self) -> None:
-        """Give back what was not acked, at once, to other consumers or the next; twice is fine."""
+        """Return unacked records at once, to other consumers or the next one; repeatable."""
         if self._inbox.is_closed:
             return
         self._inbox.end(None)
         self._let_go.detach()
-        # A closed engine gave everything back.
+        # A closed engine has already returned all records.
         with suppress(Closed):
             self._subscribing.call(lambda _all: detach(self._parts))
 
@@ -621,7 +621,7 @@ def checked_wait(timeout_s: object) -> float | None:
     """Return how long a call waits, None for ever.
 
     Raises:
-        InvalidRequest: if it is no time.
+        InvalidRequest: if it is not a valid time.
     """
     return (
         None if timeout_s is None else min(_seconds(timeout_s, "timeout_s"), threading.TIMEOUT_MAX)
@@ -635,7 +635,7 @@ async def attach(
 
     Raises:
         Conflict: it is exclusive, and another consumer has it.
-        NotFound: if a topic is gone.
+        NotFound: if a topic was deleted.
         InvalidRequest: if the name or the start is not allowed.
     """
     attached: list[Part] = []
@@ -658,7 +658,7 @@ async def attach(
 async def _configure(
     deliveries: Deliveries, subscribing: Subscribing, parts: Sequence[Part], request: Request
 ) -> None:
-    """Set what was asked for: not before it is known that the consumer may take part at all."""
+    """Apply the requested settings, only after the consumer was admitted."""
     asked = {"max_unacked_messages": request.max_unacked, "policy": request.policy}
     changes = {name: value for name, value in asked.items() if value is not None}
     if changes:
@@ -667,7 +667,7 @@ async def _configure(
 
 
 async def detach(parts: Sequence[Part]) -> None:
-    """End the part that consumers take; what they have not acked goes to others."""
+    """Detach the consumers of the parts; other consumers get their unacked records."""
     for part in parts:
         part.subscription.detach(part)
 
