@@ -33,7 +33,7 @@ _NO_SECRET: Final = SecretText("")
 
 
 class ObjectsSettings(Section):
-    """The objects tier: frames in an object store, for disks that fail and history that is long."""
+    """The objects tier: frames in an object store, against disk failures and for long history."""
 
     store: StoreKind = setting("none", "The kind of object store for uploaded data.")
     root: str = setting("", "The location: bucket or container with a prefix, or a directory.")

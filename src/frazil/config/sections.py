@@ -68,7 +68,7 @@ class LogSettings(Section):
         high=128 * MIB,
     )
     compression: Literal["none", "lz4", "zstd"] = setting(
-        "none", "How the bodies of frames are compressed."
+        "none", "The compression of frame bodies."
     )
     retention_age_s: Seconds = setting(
         48 * HOUR, "Data that no hold needs is kept for this long.", low=0, high=36_500 * DAY
@@ -93,7 +93,7 @@ class LogSettings(Section):
         high=TIB,
     )
     free_bytes_min: Bytes = setting(
-        GIB, "Publishing stops when the disk has less room than this.", low=0, high=1 << 50
+        GIB, "Publishing stops when the disk has less free space than this.", low=0, high=1 << 50
     )
     free_ratio_min: Ratio = setting(
         0.05, "Publishing stops when a smaller share of the disk is free.", low=0, high=0.9
@@ -128,7 +128,7 @@ class EtcdSettings(Section):
     """The etcd servers that share metadata with other machines."""
 
     endpoints: str = setting(
-        "http://127.0.0.1:2379", "URLs of the servers with commas between; any may be asked."
+        "http://127.0.0.1:2379", "URLs of the servers, separated by commas; any may serve a call."
     )
     prefix: str = setting(
         "", "The prefix of all keys; brokers that share servers need different ones."
@@ -173,7 +173,7 @@ class MemorySettings(Section):
         15 * MINUTE, "Flushed records stay in memory this long if there is room.", low=1, high=DAY
     )
     wait_s: Seconds = setting(
-        5.0, "A publish waits this long in memory level red before it is refused.", low=0, high=HOUR
+        5.0, "A publish waits this long in the red zone before it is refused.", low=0, high=HOUR
     )
     flush_partition_bytes: Bytes = setting(
         128 * MIB, "A topic is flushed when a partition has this much to flush.", low=1, high=TIB
@@ -276,4 +276,4 @@ class TelemetrySettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", "Events below this level are not written."
     )
-    log_format: Literal["text", "json"] = setting("text", "How events are written.")
+    log_format: Literal["text", "json"] = setting("text", "The format of events.")

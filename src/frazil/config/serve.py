@@ -68,7 +68,7 @@ class ServeSettings(Section):
     )
     tls_key_file: str = setting("", "The certificate's key, in PEM, readable by its owner alone.")
     tls_client_ca_file: str = setting(
-        "", "Clients must have a certificate of these authorities, in PEM; empty asks for none."
+        "", "Clients need a certificate signed by these authorities, in PEM; empty is none."
     )
     advertised_url: str = setting(
         "", "Lookups answer this URL, http(s)://host[:port]; empty is the address to connect to."

@@ -1,7 +1,7 @@
 """The settings: one frozen tree, checked whole before anything starts.
 
 A value comes from the defaults below, a YAML file, the environment (`FRAZIL_LOG__SYNC`) or a flag,
-each over the one before. Unknown keys, wrong types and contradictions are `InvalidRequest`, with
+each overrides the one before. Unknown keys, wrong types and contradictions are `InvalidRequest`, with
 the key, the nearest valid key, and its source. `Settings()` is the defaults alone; only
 `load_settings` reads the environment.
 """
@@ -379,7 +379,7 @@ _RULES: Final = (
         lambda s: bool(s.serve.tls_certificate_file) != bool(s.serve.tls_key_file),
     ),
     _Rule(
-        "certificates of clients can be asked for with TLS alone",
+        "client certificates need TLS",
         "serve.tls_client_ca_file",
         "serve.tls_certificate_file",
         lambda s: bool(s.serve.tls_client_ca_file) and not s.serve.tls,
