@@ -1,4 +1,4 @@
-"""The engine: journal, topics and metadata wired together, embedded in a program."""
+"""The engine: journal, topics, metadata and tiers of one data directory, embedded in a program."""
 
 from __future__ import annotations
 

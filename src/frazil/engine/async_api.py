@@ -1,7 +1,7 @@
 """The API for asyncio. `append`, readers and deliveries wait on the event loop, without a thread.
 
-Every other call is the plain one in a worker thread; publishes enter it only after they were
-admitted, so that no thread waits for memory.
+Every other call runs the synchronous one in a worker thread. Publishes enter the thread only after
+their admission, so that no thread waits for memory.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ S = TypeVar("S")
 Acks = TypeVar("Acks", Ack, list[Ack])
 
 FEED_CHANGES: Final = 256
-"""So many changes of a feed are read in one go."""
+"""The number of changes of a feed that are read together."""
 
 
 def _threaded(
     method: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
-    """Return a method that makes the plain call in a worker thread."""
+    """Return a method that runs the synchronous call in a worker thread."""
 
     @functools.wraps(method)
     async def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -65,7 +65,7 @@ def _threaded(
 def _published(
     method: Callable[Concatenate[Any, P], Acks],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, Acks]]:
-    """Return the same for a publish: admission and tiers are waited for on the event loop."""
+    """Return such a method for a publish; it waits for admission and tiers on the event loop."""
 
     @functools.wraps(method)
     async def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> Acks:
@@ -87,7 +87,7 @@ def _published(
 def _as(
     _method: Callable[Concatenate[Any, P], Any],
 ) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
-    """Give a method the parameters of the plain one."""
+    """Give a method the parameters of the synchronous one."""
 
     def decorate(own: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
         doc = own.__doc__
@@ -99,7 +99,7 @@ def _as(
 
 
 class AsyncDelivery(Delivery):
-    """One record for this consumer to process, until it is acked; see `Delivery`."""
+    """One record that is delivered to this consumer, until it is acked; see `Delivery`."""
 
     __slots__ = ()
 
@@ -110,18 +110,18 @@ class AsyncDelivery(Delivery):
     async def nack(  # type: ignore[override]  # the same call, awaited
         self, *, delay_s: float = 0, reason: str = ""
     ) -> None:
-        """Give the record back, durable on return; see `Delivery.nack`."""
+        """Return the record to the subscription, durably on return; see `Delivery.nack`."""
         await asyncio.wrap_future(self.source.nack(self, delay_s, reason))
 
     async def extend(self, seconds: float) -> None:  # type: ignore[override]  # the same, awaited
-        """Set the ack timeout to so long from now on; see `Delivery.extend`."""
+        """Set the ack timeout to `seconds` from now; see `Delivery.extend`."""
         await asyncio.wrap_future(self.source.extend(self, seconds))
 
 
 class AsyncStream:
     """The deliveries of one consumer: `async with topic.subscribe(name) as stream`.
 
-    It begins when it is entered, or with the first delivery that is asked for; see `Stream`. It
+    The stream begins when it is entered, or with the first call of `receive`; see `Stream`. It
     belongs to one event loop.
     """
 
@@ -140,18 +140,18 @@ class AsyncStream:
         self._let_go: weakref.finalize[Any, AsyncStream] | None = None
         self.name = name
         self.type = ""
-        """The type of the subscription, when it has begun."""
+        """The type of the subscription, once the stream has begun."""
         self.consumer = ""
-        """The name of this consumer, when it has begun."""
+        """The name of this consumer, once the stream has begun."""
 
     def __repr__(self) -> str:
         return f"AsyncStream({self.name!r}, consumer={self.consumer!r})"
 
     async def _start(self) -> None:
-        """Begin, once; concurrent calls wait for the first one."""
+        """Begin the stream once; concurrent calls wait for the first one."""
         if self._starting is None:
             self._starting = self._loop.create_task(self._open())
-        # A cancelled caller does not cancel it: half a consumer could not be taken back.
+        # A cancelled caller does not cancel the start: a half-started consumer cannot be undone.
         await asyncio.shield(self._starting)
 
     async def _open(self) -> None:
@@ -179,9 +179,9 @@ class AsyncStream:
         return found
 
     async def receive(self, timeout_s: float | None = None) -> AsyncDelivery | None:
-        """Return the next delivery; None after `timeout_s` without one, or when it was closed.
+        """Return the next delivery; None after `timeout_s` without one, or if it was closed.
 
-        Raises as `Stream.receive` does, and if it did not begin yet as `Topic.subscribe` does.
+        Raises the errors of `Stream.receive`, and those of `Topic.subscribe` if it begins here.
         """
         wait_s = checked_wait(timeout_s)
         if not self._parts and not self._inbox.is_closed:
@@ -214,7 +214,7 @@ class AsyncStream:
                 raise done
 
     async def close(self) -> None:
-        """Give unacked records back at once, to other consumers or the next; twice is fine."""
+        """Return unacked records at once, for other or later consumers; may be called twice."""
         if self._inbox.is_closed:
             return
         self._inbox.end(None)
@@ -228,7 +228,7 @@ class AsyncStream:
             ended = self._subscriptions.runtime.submit(lambda _all: detach(parts))
             await asyncio.wrap_future(ended)
         except Closed:
-            # The engine gave everything back.
+            # The engine has returned all records.
             return
 
     async def __aenter__(self) -> Self:
@@ -245,7 +245,7 @@ class AsyncStream:
 
 
 class _AsyncHandle:
-    """What the handles of plain and of partitioned topics share; see `Topic` for each call."""
+    """The common calls of the handles of plain and partitioned topics; see `Topic` for each."""
 
     plain: Topic | PartitionedTopic
     runtimes: list[TopicRuntime]
@@ -266,7 +266,7 @@ class _AsyncHandle:
     ) -> AsyncStream:
         """Consume the topic's records: `async for delivery in topic.subscribe(name)`.
 
-        Nothing happens before it is entered or iterated over; then as with `Topic.subscribe`.
+        The consumer is created when the stream is entered or iterated over; see `Topic.subscribe`.
         """
         filters = options.get("key_filters")
         if filters is not None and not isinstance(filters, str):
@@ -281,14 +281,14 @@ class _AsyncHandle:
 
     @_as(Topic.changes)
     async def changes(self, *args: Any, **options: Any) -> AsyncIterator[dict[str, Any]]:
-        """Yield the change feed up to the head as it is now; see `Topic.changes`."""
+        """Yield the change feed up to the current head; see `Topic.changes`."""
         feed = self.plain.changes(*args, **options)
         while some := await asyncio.to_thread(lambda: list(islice(feed, FEED_CHANGES))):
             for change in some:
                 yield change
 
     def describe(self) -> dict[str, Any]:
-        """Return everything that is known about the topic, ready for JSON."""
+        """Describe the topic, ready for JSON."""
         return self.plain.describe()
 
     def stats(self) -> dict[str, Any]:
@@ -297,9 +297,9 @@ class _AsyncHandle:
 
 
 class AsyncTopic(_AsyncHandle):
-    """A topic for asyncio; the calls, promises and errors are those of `Topic`.
+    """A topic for asyncio, with the calls, guarantees and errors of `Topic`.
 
-    A cancelled publish may have been published: its outcome is unknown.
+    A cancelled publish may still be written: its outcome is unknown.
     """
 
     def __init__(self, topic: Topic) -> None:
@@ -325,7 +325,7 @@ class AsyncTopic(_AsyncHandle):
         producer_epoch: int = 0,
         **fields: Any,
     ) -> Ack:
-        """Publish one record; returns when its ack level holds. See `Topic.append`."""
+        """Publish one record; return when its ack level is reached. See `Topic.append`."""
         runtime = self._runtime
         if runtime.refusal is not None or runtime.pressure.level:
             await wait_admitted_async(runtime)
@@ -361,7 +361,7 @@ class AsyncTopic(_AsyncHandle):
 
     @_as(Topic.read)
     def read(self, start: Any = "earliest", **options: Any) -> AsyncReader:
-        """Read batches up to the head as it is now: `async for batch in topic.read()`."""
+        """Read batches up to the current head: `async for batch in topic.read()`."""
         return AsyncReader(self._runtime, start=start, follow=False, **options)
 
     @_as(Topic.tail)
@@ -399,7 +399,7 @@ class AsyncPartitionedTopic(_AsyncHandle):
 
 
 class _Part:
-    """A part of the engine whose methods are awaited; each runs in a worker thread."""
+    """A component of the engine with awaitable methods; each runs in a worker thread."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
@@ -411,8 +411,8 @@ class _Part:
 class AsyncEngine:
     """An open data directory for asyncio: `async with frazil.open_async(path) as db`.
 
-    Bound to the event loop that opened it. Rare calls (create, alter, holds) run in a thread, and
-    so do those of the parts `lake`, `objects`, `subscriptions` and `tiers`, which are awaited.
+    It is bound to the event loop that opened it. Rare calls (create, alter, holds) run in a worker
+    thread, and so do the awaitable calls of `lake`, `objects`, `subscriptions` and `tiers`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -423,7 +423,7 @@ class AsyncEngine:
 
     @property
     def tiers(self) -> Any:
-        """Return memory and disk; see `Engine.tiers`."""
+        """Return the memory and disk tiers; see `Engine.tiers`."""
         return _Part(self.engine.tiers)
 
     async def create_topic(self, name: str, columns: Any = None, **options: Any) -> Any:
@@ -459,8 +459,8 @@ class AsyncEngine:
     async def query(self, sql: str, params: Any = None, **options: Any) -> Result:
         """Run one read statement of SQL over all topics; see `Engine.query`.
 
-        Cancelling the task stops the query. A result of more than 64 MiB is
-        read on as its rows are asked for: do that in a thread.
+        Cancelling the task stops the query. Iterating a result of more than 64 MiB reads further
+        rows: do that in a thread.
         """
         queries = await asyncio.to_thread(self.engine.queries)
         begun: list[int] = []
@@ -469,7 +469,7 @@ class AsyncEngine:
         def on_begin(query: int) -> None:
             begun.append(query)
             if cancelled.is_set():
-                # The task was cancelled while the query waited for its turn.
+                # The task was cancelled while the query waited for a slot.
                 queries.cancel(query)
 
         run = functools.partial(queries.query, sql, params, on_begin=on_begin, **options)
@@ -488,7 +488,7 @@ class AsyncEngine:
         return self.engine.topic_stats(name)
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return everything that is known about a topic."""
+        """Describe a topic, ready for JSON."""
         return self.engine.describe(name)
 
     def stats(self) -> dict[str, Any]:
@@ -514,7 +514,7 @@ def _wrapped(topic: Topic | PartitionedTopic) -> AsyncTopic | AsyncPartitionedTo
 
 
 def _drop_result(working: asyncio.Future[Result]) -> None:
-    """Close the result of a cancelled query; take note of its error."""
+    """Close the result of a cancelled query; retrieve its error."""
     if not working.cancelled() and working.exception() is None:
         working.result().close()
 

@@ -1,6 +1,6 @@
-"""Report what is wrong with a data directory, what is lost, and what to do. Nothing is changed.
+"""The doctor: report faults and losses of a data directory, with advice. It changes no file.
 
-Findings are plain values; `frazil doctor` prints them. Opening the directory repairs what it can.
+Findings are plain values; `frazil doctor` prints them. Opening the directory repairs some of them.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ JOURNAL: Final = "journal"
 REASON_BYTES_MAX: Final = 1 << 20
 PLAIN_FILES: Final = ("LOCK", "meta.db", "meta.db-lock", "meta.db-journal", "ballast")
 RESTORE: Final = (
-    "restore the missing files from a copy, or open the directory: what is left is kept"
+    "restore the missing files from a copy, or open the directory: the remaining records are kept"
 )
 
 
 @attrs.frozen
 class Finding:
-    """One thing to know: `damage` means that acked data is damaged or gone."""
+    """One finding: the level `damage` means that acked data is damaged or lost."""
 
     level: Level
     area: str
@@ -72,7 +72,7 @@ class Report:
     lost: list[LostRange] = attrs.Factory(list)
     quarantined: list[dict[str, Any]] = attrs.Factory(list)
     files: int = 0
-    """Files of the disk tier that were examined."""
+    """The number of files of the disk tier that were examined."""
     metadata: dict[str, Any] | None = None
     """`state` of the metadata compared with the log, `detail`, and the count of `topics`."""
 
@@ -83,12 +83,12 @@ class Report:
         return "damaged" if "damage" in levels else ("warnings" if "warning" in levels else "ok")
 
     def add(self, level: Level, area: str, what: str, advice: str = "") -> None:
-        """Note a finding."""
+        """Add a finding."""
         self.findings.append(Finding(level, area, what, advice))
 
 
 def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = True) -> Report:
-    """Look at everything in the data directory; `read_all` verifies sealed segments too.
+    """Examine the whole data directory; `read_all` verifies sealed segments too.
 
     Raises:
         NotFound: if there is no such directory.
@@ -124,7 +124,7 @@ def examine(settings: Settings, *, file_system: FileSystem, read_all: bool = Tru
 
 
 def _soften(report: Report) -> None:
-    """Turn damage into information: a running writer may look like it."""
+    """Turn damage into information: writes in progress may look like damage."""
     report.lost = []
     report.findings = [
         attrs.evolve(finding, level="info") if finding.level == "damage" else finding
@@ -141,8 +141,8 @@ def _check_lock(report: Report, access: Access, paths: DataDirectory) -> None:
         report.add(
             "warning",
             "lock",
-            f"in use by {access.writer}; what is written just now cannot be judged",
-            "stop that process and look again",
+            f"in use by {access.writer}; current writes cannot be checked",
+            "stop that process and run this again",
         )
     elif access.fault:
         report.add(
@@ -154,7 +154,7 @@ def _check_lock(report: Report, access: Access, paths: DataDirectory) -> None:
 
 
 def _check_plain_files(report: Report, file_system: FileSystem) -> None:
-    """Find what stands in the way of files that the engine opens by name."""
+    """Find directories and links at the paths of files that the engine opens by name."""
     for name in PLAIN_FILES:
         path = f"{report.path}/{name}"
         try:
@@ -166,8 +166,8 @@ def _check_plain_files(report: Report, file_system: FileSystem) -> None:
             report.add(
                 "damage",
                 "directory",
-                f"{path} is no plain file: the directory cannot be opened",
-                "move it away: it is made anew from the log",
+                f"{path} is not a regular file: the directory cannot be opened",
+                "move it away: the file is rebuilt from the log",
             )
 
 
@@ -182,19 +182,19 @@ def _check_machine(report: Report, settings: Settings, file_system: FileSystem) 
             report.add(
                 "warning",
                 "disk",
-                f"{room}, below the mark of {mark / 1e9:.1f} GB: publishing stops",
-                "make room, or lower log.free_bytes_min",
+                f"{room}, below the limit of {mark / 1e9:.1f} GB: publishing stops",
+                "free disk space, or lower log.free_bytes_min",
             )
         else:
             report.add("info", "disk", f"{room}; publishing stops below {mark / 1e9:.1f} GB")
     except OSError as error:
-        report.add("warning", "disk", f"its room is not known: {error}", "check the disk")
+        report.add("warning", "disk", f"free space is not known: {error}", "check the disk")
     kind = file_system_kind(path)
     if kind in NETWORK_FILE_SYSTEMS:
         report.add(
             "warning",
             "disk",
-            f"is on a network file system ({kind}), which may not sync and lock as it says",
+            f"is on a network file system ({kind}), which may not sync and lock reliably",
             "move it to a local disk",
         )
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -212,7 +212,7 @@ def _check_rights(report: Report) -> None:
     try:
         found = os.stat(report.path)
     except OSError as error:
-        report.add("warning", "rights", f"cannot be looked at: {error}", "check its rights")
+        report.add("warning", "rights", f"cannot be examined: {error}", "check its rights")
         return
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
@@ -245,15 +245,15 @@ def _check_journal(report: Report, facts: JournalFacts) -> None:
         report.add(
             "damage",
             JOURNAL,
-            f"{path} holds nothing that can be read",
-            "the next opening puts it into quarantine",
+            f"{path} has no readable frame",
+            "the next opening moves it into quarantine",
         )
     if facts.bytes_torn:
         report.add(
             "info",
             JOURNAL,
-            f"{facts.bytes_torn} bytes after the last whole frame: a crash cut a write short",
-            "nothing: they were never acked and will be cut",
+            f"{facts.bytes_torn} bytes after the last whole frame: a crash interrupted a write",
+            "nothing to do: they were never acked and will be cut off",
         )
     versions = sorted({segment["format_version"] for segment in facts.segments})
     report.add(
@@ -301,7 +301,7 @@ def _check_quarantine(report: Report, file_system: FileSystem, paths: DataDirect
                 "warning",
                 "quarantine",
                 f"{folder}/{name}: {_reason_text(reason)}",
-                "look into it; delete it when it is not needed any more",
+                "examine it; delete it when it is not needed any more",
             )
 
 
@@ -317,7 +317,7 @@ def _reason_text(reason: Any) -> str:
     if isinstance(reason, dict):
         found = reason.get("damage") or reason.get("reason")
         return "; ".join(map(str, found)) if isinstance(found, list) else str(found)
-    return "put aside, no reason file"
+    return "quarantined, no reason file"
 
 
 # -- files of the disk tier ----------------------------------------------------------------------
@@ -376,13 +376,13 @@ def _read_rows(file_system: FileSystem, path: str) -> None:
 def _check_metadata(report: Report, paths: DataDirectory) -> None:
     state, detail, topics = _metadata_state(paths.metadata, report)
     report.metadata = {"state": state, "detail": detail, "topics": topics}
-    advice = "open the directory: the metadata is made again from the log"
+    advice = "open the directory: the metadata is rebuilt from the log"
     if state in ("damaged", "unreadable"):
         report.add("warning", "metadata", f"{state}: {detail}", advice)
     elif state == "newer":
         report.add("damage", "metadata", detail, RESTORE)
     elif state == "missing" and (report.journal is None or not report.journal.segments):
-        report.add("info", "metadata", "the directory is empty: nothing was published yet")
+        report.add("info", "metadata", "the directory is empty: no record was published yet")
     else:
         report.add("info", "metadata", detail, advice if state != "current" else "")
 
@@ -410,7 +410,7 @@ def _metadata_state(path: str, report: Report) -> tuple[str, str, int]:
 def _lost_at_the_end(
     journal: JournalFacts, known: Mapping[int, Any], ends: Mapping[int, int]
 ) -> list[LostRange]:
-    """Return the offsets that the metadata knows and that the log does not reach."""
+    """Return the offsets that the metadata has and the log does not reach."""
     heads = {topic_id: int(facts["next"]) for topic_id, facts in journal.topics.items()}
     return [
         LostRange(topic_id, known[topic_id][0].name, heads.get(topic_id, 0), end, "log ends before")
@@ -420,7 +420,7 @@ def _lost_at_the_end(
 
 
 def _compared(store: MetadataStore, report: Report) -> tuple[str, str, int]:
-    """Compare the metadata with the log; offsets that only the metadata knows are lost."""
+    """Compare the metadata with the log; offsets that only the metadata has are lost."""
     if store.get(SHARED_ID) is not None:
         return "current", "topics and schemas are in etcd, which was not read", 0
     known, ends = known_topics(store)

@@ -1,7 +1,7 @@
-"""Try an object store as uploads and readers use it, and say which setting is to blame.
+"""Check an object store with the calls of uploads and readers, and name the wrong setting.
 
-Everything is tried with objects of its own below `doctor/` in the root, which are removed again.
-Nothing is tried twice: the answer should come at once.
+The checks write objects below `doctor/` in the root and remove them again. No call is retried, so
+that the result comes at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROBE_BYTES: Final = 4096
 
 _ADVICE: Final = {
     "objects.store": "choose a store that has create-only puts, or a newer version of it",
-    "objects.root": "name a bucket, container or directory that is there and may be written",
+    "objects.root": "name a bucket, container or directory that exists and is writable",
     "objects.region": "set the bucket's region",
     "objects.profile": "name a profile of the files of AWS",
 }
@@ -45,19 +45,19 @@ _ADVICE_ENDINGS: Final = {
 
 @attrs.frozen
 class Step:
-    """One thing that was tried: `error` is None if it worked."""
+    """One check: `error` is None if it passed."""
 
     name: str
     error: FrazilError | None = None
 
     @property
     def setting(self) -> str:
-        """The setting to blame, empty if none is known."""
+        """The wrong setting, empty if none is known."""
         return "" if self.error is None else str(self.error.details.get("setting", ""))
 
     @property
     def advice(self) -> str:
-        """What to do about it."""
+        """The advice for the user."""
         if self.error is None:
             return ""
         known = _ADVICE.get(self.setting) or _ADVICE_ENDINGS.get(self.setting.rpartition(".")[2])
@@ -72,7 +72,7 @@ def examine_store(
     clock: Clock,
     opened: Callable[[ObjectsSettings], ObjectStore] = open_store,
 ) -> Iterator[Step]:
-    """Yield each thing as it is tried; the first that fails is the last."""
+    """Run the checks and yield each one; the first failure is the last."""
     try:
         store = opened(settings)
     except FrazilError as error:
@@ -90,7 +90,7 @@ def examine_store(
                     return
                 yield Step(step)
         finally:
-            # Remove the objects of a failed step; the step's own error is the answer.
+            # Remove the objects of a failed step; the result is the step's own error.
             with contextlib.suppress(FrazilError):
                 store.delete([name, f"{name}-large"])
 
@@ -128,7 +128,7 @@ def _try_read(store: ObjectStore, name: str) -> None:
 
 
 def _try_large(store: ObjectStore, name: str) -> None:
-    """Write an object in two parts, as uploads of more than 8 MiB are."""
+    """Write an object in two parts, like uploads of more than 8 MiB."""
     pieces = [bytes(PIECE_BYTES_MAX), b"end"]
     store.put_stream(f"{name}-large", pieces)
     if store.get(f"{name}-large", start=PIECE_BYTES_MAX, length=3) != b"end":

@@ -1,4 +1,4 @@
-"""The engine: opens the journal and the metadata, and keeps the topics by name."""
+"""The engine: opens the journal and the metadata, and has the topics by name."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ if TYPE_CHECKING:
 class Engine(Instance):
     """An open data directory. Safe to use from many threads; a context manager.
 
-    Opening recovers the log: every record acked as fsynced is there. One process at a time. Topics
-    and SQL are its own calls; `tiers`, `subscriptions`, `objects` and `lake` have theirs.
+    Opening recovers the log: every record acked as fsynced can be read. Only one process at a time
+    can open a directory. The engine has the calls for topics and SQL; `tiers`, `subscriptions`,
+    `objects` and `lake` have the other calls.
     """
 
     cursors: Cursors
@@ -103,11 +104,11 @@ class Engine(Instance):
     ) -> None:
         """Open a directory.
 
-        `on_owned` is called once, as soon as it is certain that no other process serves these data: most
-        often before the log is recovered. What it raises ends the opening.
+        `on_owned` is called once, as soon as it is certain that no other process serves these
+        data: usually before the log is recovered. An error that it raises ends the opening.
         """
         if not __debug__:
-            raise InvalidRequest("run Python without -O: Frazil checks its own work by assertions")
+            raise InvalidRequest("run Python without -O: Frazil needs its assertions")
         if sys.byteorder != "little":
             raise InvalidRequest("this machine is big-endian, which the format does not support")
         super().__init__(settings, file_system=file_system, clock=clock, threads=threads)
@@ -118,13 +119,13 @@ class Engine(Instance):
             compression=None if compression == "none" else compression
         )
         self.on_fenced: Callable[[Closed], None] | None = None
-        """Called when another process has taken over the data: this one should end."""
+        """Called when another process has taken over the data; this process should end."""
         self._tiers: Tiers | None = None
         self.subscribing = Subscribing(self)
         self._deleting: dict[int, TopicSpec] = {}
-        """Topics without a name that the journal does not know as deleted yet."""
+        """Topics without a name whose deletion is not in the journal yet."""
         self.query_seconds: deque[float] = deque(maxlen=2048)
-        """How long the last queries took until their first rows."""
+        """The times of the last queries until their first rows."""
         self._sources: list[HistorySource] = []
         self._sql = Sql(self)
         prepare(file_system, self.paths, allow_network_fs=settings.log.allow_network_fs)
@@ -137,12 +138,12 @@ class Engine(Instance):
 
     @property
     def has_tiers(self) -> bool:
-        """Return whether there are memory and disk; without them the log serves alone."""
+        """Return whether there are memory and disk tiers; without them only the log has records."""
         return self._tiers is not None
 
     @property
     def tiers(self) -> Tiers:
-        """Return memory and disk.
+        """Return the memory and disk tiers.
 
         Raises:
             InvalidRequest: if `memory.enabled` is off.
@@ -152,7 +153,7 @@ class Engine(Instance):
         return self._tiers
 
     def _make_room(self) -> None:
-        """Give the ballast up before opening if the disk is full: recovery writes a little, too."""
+        """Free the ballast before opening if the disk is full: recovery writes some bytes too."""
         try:
             if self.file_system.space(self.paths.root).free_bytes < self.settings.log.ballast_bytes:
                 SpaceGuard(self.file_system, self.paths.root, self.settings.log).give_up_ballast()
@@ -166,7 +167,7 @@ class Engine(Instance):
         self.subscriptions = Subscriptions(self, self.cursors, self.subscribing)
         try:
             if not self.ownership.expires:
-                # The lock of the directory decides about the owner; otherwise the lease does.
+                # The directory's lock decides about the owner; otherwise the lease does.
                 self._on_owned()
             known, ends = known_topics(stores.shared)
             self._known_cursors = known_cursors(stores.shared)
@@ -212,7 +213,7 @@ class Engine(Instance):
             event("engine_warning", warning=warning)
 
     def _open_stores(self) -> Stores:
-        """Open the metadata and prepare what is written under the owner's lease."""
+        """Open the metadata and the components that write under the owner's lease."""
         self.stores = stores = open_stores(
             self.settings, self.paths, file_system=self.file_system, clock=self.clock
         )
@@ -227,7 +228,7 @@ class Engine(Instance):
         return stores
 
     def _take_lease(self) -> None:
-        """Become the owner, where others could be: with a shared store or objects to name."""
+        """Become the owner if other processes could be: with a shared store, or with objects."""
         if not self.ownership.expires and self.settings.objects.store == "none":
             return
         known = self.log.journal.state.values.get((StateTag.EPOCH, LEASE), b"0")
@@ -241,7 +242,7 @@ class Engine(Instance):
         self._commit_inline([Control(fmt.KIND_STATE, 0, payload)])
 
     def _fenced(self, error: Closed) -> None:
-        """Write nothing any more: another owns the data (F19)."""
+        """Stop all writes: another process owns the data (F19)."""
         self.log.journal.fail(error)
         if self.on_fenced is not None:
             self.on_fenced(error)
@@ -265,7 +266,7 @@ class Engine(Instance):
         return log
 
     def _complete(self) -> None:
-        """Remove or complete what a crash left half done in the definitions of topics."""
+        """Remove or complete definitions of topics that a crash interrupted."""
         controls, warnings = unfinished(self.log.journal.state.topics, now_us=self.clock.now_us())
         self.warnings += warnings
         self._commit_inline(controls)
@@ -281,22 +282,22 @@ class Engine(Instance):
                 self._pass_over(topic.spec, error)
 
     def _settle_holds(self) -> None:
-        """Give every subscription its hold, and drop holds of those that are gone."""
+        """Set the hold of every subscription, and drop holds of removed subscriptions."""
         try:
             self._commit_inline(self.cursors.unsettled())
         except Overloaded as error:
-            # Nothing is freed without room for a frame; the next opening tries again.
+            # Without space for a frame no records are freed; the next opening tries again.
             self.warnings.append(f"holds of subscriptions could not be set: {error}")
 
     def _pass_over(self, spec: TopicSpec, error: Exception) -> None:
-        """Open without a topic that cannot be used; nothing of it is touched."""
+        """Open without a topic that cannot be used; its data is not changed."""
         self._topics.pop(spec.name, None)
         self._parents.pop(spec.name, None)
         self.unusable[spec.name] = f"{type(error).__name__}: {error}"
         self.warnings.append(f"topic {spec.name} could not be opened and is left as it is: {error}")
 
     def _commit_inline(self, controls: Sequence[Control]) -> None:
-        """Commit control frames while the journal's thread does not run yet."""
+        """Commit control frames before the journal's thread runs."""
         if not controls:
             return
         entries: list[Any] = [(None, None, control, 0, 0, None, None) for control in controls]
@@ -310,7 +311,7 @@ class Engine(Instance):
             raise journal.closed_error()
 
     def mend_metadata(self) -> None:
-        """Bring the metadata in line with the log again once a store that failed answers (F16)."""
+        """Update the metadata from the log when a store that failed answers again (F16)."""
         if not self._indexer.answers():
             return
         with self.control_lock:
@@ -320,7 +321,7 @@ class Engine(Instance):
             event("metadata_mended")
 
     def _rebuild_index(self) -> list[str]:
-        """Bring the metadata in line with the log: all topics, parents of parts included."""
+        """Update the metadata from the log: all topics, parents of parts included."""
         return self._indexer.rebuild(self.log.journal, self._indexed_states())
 
     def _indexed_states(self) -> list[TopicState]:
@@ -336,7 +337,7 @@ class Engine(Instance):
             self._parents[spec.name] = spec
             self.topics_version += 1
             for part in self._runtimes(spec.name) if spec.primary_key else ():
-                # How many parts there are is known from here on: they are made before their parent.
+                # Parts are created before their parent, so their number is known from here on.
                 part.routing = (part.state.spec.part_index, spec.partitions)
             return
         runtime = TopicRuntime(
@@ -367,31 +368,31 @@ class Engine(Instance):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the journal failed and accepts nothing any more."""
+        """Whether the journal failed and accepts no more records."""
         return self.log.journal.failed is not None
 
     def _check_metadata(self) -> None:
-        """Refuse changes that other machines could not learn while the store is away (F16)."""
+        """Refuse changes that other machines could not see while the store is unreachable (F16)."""
         failed = self.metadata_failed
         if self.ownership.expires and failed:
             raise Unavailable(
-                "the metadata store does not answer, topics cannot be made now; retry",
+                "the metadata store does not answer, topics cannot be created now; retry",
                 cause=failed,
                 retry_after_ms=1000,
             )
 
     @property
     def metadata_failed(self) -> str:
-        """Return why the metadata store stopped or does not answer, empty if it works."""
+        """Return the reason why the metadata store does not work, empty if it works."""
         owner = self.ownership
         failed = self._indexer.failed or owner.fenced or owner.trouble
         return "" if failed is None else str(failed)
 
     def _finish_deleting(self) -> None:
-        """Mark topics as deleted that have lost their names, before these are used again.
+        """Mark topics without a name as deleted, before their names are used again.
 
         Raises:
-            FrazilError: if there is no room for the frames; what is left is tried again later.
+            FrazilError: if there is no space for the frames; the rest is tried again later.
         """
         for topic_id, spec in list(self._deleting.items()):
             if topic_id in self.log.journal.state.topics:
@@ -405,7 +406,7 @@ class Engine(Instance):
         self.log.control(topic_control(fresh))
 
     def note_segments(self) -> None:
-        """Note the journal's segments in the metadata."""
+        """Write the journal's segments to the metadata."""
         with self.control_lock:
             if not self.closed:
                 self._indexer.topic_changed(self.log.journal)
@@ -458,9 +459,9 @@ class Engine(Instance):
         Without `columns` it is a message topic, with them a table topic. Options are `sync`,
         `retention_age`, `retention_bytes`, `on_full`, `unknown_key`, `signals`, `lake`
         (True: an Iceberg table as well, sorted by `sort_by`), `objects` (True: uploaded to the
-        store), `objects_retention_age` and `objects_retention_bytes`; else the settings count. A
-        `loose_part` is a topic of its own that is named like a part, `…-part-0`: clients of the
-        wire protocol make the parts of their topics one by one.
+        store), `objects_retention_age` and `objects_retention_bytes`; the settings have the
+        defaults. A `loose_part` is a separate topic with the name of a part, `…-part-0`: clients of
+        the wire protocol create the parts of their topics one by one.
 
         Raises:
             InvalidRequest: if the definition is wrong.
@@ -511,7 +512,7 @@ class Engine(Instance):
             return self.topic(request.name)
 
     def _with_lake(self, request: TopicRequest) -> TopicRequest:
-        """Return a request that says whether the topic has a lake, checked if it has."""
+        """Return a request with its lake option resolved, and checked if it is on."""
         has_lake = bool(request.options.get("lake", self.settings.lake.default))
         if has_lake:
             check_lake_topic(
@@ -529,7 +530,7 @@ class Engine(Instance):
             self.lake.changed(full_topic_name(name))
 
     def _check_place(self, request: TopicRequest) -> None:
-        """Refuse a topic whose name is taken, and a topic too many."""
+        """Refuse a topic whose name is in use, and topics above the limit."""
         parts = [part_name(request.name, index) for index in range(request.partitions)]
         taken = next((part for part in parts if part in self._topics), None)
         if taken is not None:
@@ -547,7 +548,7 @@ class Engine(Instance):
     def _check_usable(
         self, name: str, schemas: dict[int, bytes], primary_key: tuple[int, ...]
     ) -> None:
-        """Refuse columns that no codec can be made for, before the first frame says otherwise."""
+        """Refuse columns without a possible codec, before the first frame is written."""
         try:
             TableCodec(
                 schemas,
@@ -559,9 +560,9 @@ class Engine(Instance):
             raise InvalidRequest("columns cannot be used", topic=name, cause=error) from error
 
     def _next_id(self, request: TopicRequest) -> int:
-        """Return the first of the ids for a topic and its parts: nothing is left of any of them.
+        """Return the first of the ids for a topic and its parts; no data exists under these ids.
 
-        Ids are given once, but the journal that counts them may have been lost.
+        Ids are assigned once, but the journal that counts them may have been lost.
         """
         first = self.log.journal.state.topic_id_last + 1
         while any(
@@ -581,13 +582,13 @@ class Engine(Instance):
         except Exception as error:
             self._unmake(specs)
             raise Unavailable(
-                "the topic could not be created and is not there, try again",
+                "the topic was not created, try again",
                 topic=specs[-1].name,
                 cause=error,
             ) from error
 
     def _unmake(self, specs: Sequence[TopicSpec]) -> None:
-        """Take back what was made of topics whose creation failed."""
+        """Remove the partial state of topics whose creation failed."""
         for spec in specs:
             self._unbind(spec)
             if spec.id in self.log.journal.state.topics:
@@ -606,7 +607,7 @@ class Engine(Instance):
                 self.tiers.unbind(gone.state.id)
 
     def _check_same(self, request: TopicRequest) -> None:
-        """Refuse to pass a topic of another kind off as the one that was asked for."""
+        """Refuse an existing topic whose definition differs from the request."""
         parent = self._parents.get(request.name)
         spec = self._topics[request.name].state.spec if parent is None else parent
         for what in ("kind", "partitions", "primary_key"):
@@ -620,7 +621,7 @@ class Engine(Instance):
                 )
 
     def _create_one(self, spec: TopicSpec, schema: bytes) -> None:
-        # A crash between these steps leaves a half-made topic, which the next opening removes.
+        # A crash between these steps leaves a partial topic, which the next opening removes.
         self.log.control(topic_control(spec))
         if schema and not spec.partitions:
             self.log.control(schema_control(spec.id, 1, schema))
@@ -667,11 +668,11 @@ class Engine(Instance):
     ) -> Topic | PartitionedTopic:
         """Change the columns of a live table topic, or a topic's options; durable on return.
 
-        Records published before are read under the new columns. `lake=False` needs `confirm`:
-        records that the table does not have yet may then go by the topic's retention.
+        Records published before are read with the new columns. `lake=False` needs `confirm`:
+        retention may then remove records that the table does not have yet.
 
         Raises:
-            InvalidRequest: with the reason, if a change is not allowed; nothing is changed then.
+            InvalidRequest: with the reason, if a change is not allowed; the topic stays unchanged.
         """
         clean = check_options(options)
         changes = column_changes(add=add, drop=drop, rename=rename, widen=widen)
@@ -681,7 +682,7 @@ class Engine(Instance):
         try:
             return self._alter(name, clean, changes)
         finally:
-            # Without the lock, which the lake's thread may wait for.
+            # Outside the lock, because the lake's thread may wait for it.
             self._note_lake(name)
 
     def _alter(
@@ -695,11 +696,11 @@ class Engine(Instance):
             self._check_altered(full, runtimes[0], clean)
             fresh = self._evolved(runtimes, changes) if changes else None
             if clean and parent is not None:
-                # The parent first: an opening after a crash brings the parts in line with it.
+                # The parent first: after a crash the opening applies its options to the parts.
                 parent = self._redefine(parent, clean)
                 state = self.log.journal.state.topics[parent.id]
                 self._indexer.topic_changed(self.log.journal, [state])
-                # All of the parent's options: a part may lack those of an `alter` that failed.
+                # All of the parent's options: a part may lack options of an `alter` that failed.
                 clean = parts_options(parent)
             for runtime in runtimes:
                 if fresh is not None:
@@ -711,7 +712,7 @@ class Engine(Instance):
             return self.topic(name)
 
     def _check_altered(self, full: str, runtime: TopicRuntime, clean: Mapping[str, Any]) -> None:
-        """Refuse options that a topic cannot have; `runtime` is one of those with its records."""
+        """Refuse options that a topic cannot have; `runtime` is the topic's or that of a part."""
         spec = runtime.state.spec
         if clean.get("lake") and not spec.lake:
             schema = None if spec.kind == "message" else runtime.codec.schema
@@ -725,8 +726,8 @@ class Engine(Instance):
     ) -> dict[int, bytes]:
         """Return all versions of the columns with the changed ones: the same for every part.
 
-        An unfinished `alter` is completed first, so that no version ever
-        means different columns in different parts. The same call again finds its work done.
+        An unfinished `alter` is completed first, so that a version never means different columns
+        in different parts. If the same call is repeated, it changes nothing.
         """
         spec = runtimes[0].state.spec
         if spec.kind == "message":
@@ -780,9 +781,9 @@ class Engine(Instance):
         return fresh
 
     def delete_topic(self, name: str, *, drop_table: bool = False) -> None:
-        """Delete a topic; durable on return. Its data goes after `topics.delete_grace_s`.
+        """Delete a topic; durable on return. Its data is removed after `topics.delete_grace_s`.
 
-        Its Iceberg table stays, unless `drop_table`.
+        Its Iceberg table is kept, unless `drop_table`.
 
         Raises:
             InvalidRequest: if it is one part of a partitioned topic.
@@ -797,11 +798,12 @@ class Engine(Instance):
             specs = [runtime.state.spec for runtime in runtimes]
             if full in self._parents:
                 specs.insert(0, self._parents[full])
-            # Taken before: without a grace a deleted topic may be forgotten at any rotation.
+            # Read before: without a grace any rotation may drop a deleted topic.
             known = self.log.journal.state.topics
             states = [known[spec.id] for spec in specs]
             self._finish_deleting()
-            # The first frame decides, an opening completes the rest. If it fails nothing changes.
+            # The first frame decides, and an opening completes the rest. If this frame fails, the
+            # topic is unchanged.
             self._mark_deleted(specs[0])
             for spec in specs:
                 self._unbind(spec)
@@ -817,7 +819,7 @@ class Engine(Instance):
     def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record to a topic by name; see `Topic.append`.
 
-        An absent topic is created when `topics.auto_create` is on: a message topic for bytes, a
+        A missing topic is created if `topics.auto_create` is on: a message topic for bytes, a
         table topic with inferred columns for a dict or keywords.
         """
         return self.topic_for(name, record, options).append(record, **options)
@@ -828,8 +830,8 @@ class Engine(Instance):
         """Return a topic's handle, creating the topic from a first record if that is allowed.
 
         Raises:
-            NotFound: if the topic is absent and none may be created.
-            InvalidRequest: if no topic could take the record; none is created then.
+            NotFound: if the topic does not exist and must not be created.
+            InvalidRequest: if no topic could accept the record; then none is created.
         """
         try:
             return self.topic(name)
@@ -849,19 +851,19 @@ class Engine(Instance):
         min_offset: Any = None,
         timeout_s: float | None = None,
     ) -> Result:
-        """Run one read statement of SQL over all topics; it sees everything that was acked.
+        """Run one read-only SQL statement over all topics; it sees all acked records.
 
         A topic is a view: `events` is `/default/events`, `"ns"."name"` is `/ns/name`, and
-        `"events$log"` has every change. A query sees one snapshot of all tiers; `as_of_offset` and
-        `as_of_time` look back; `min_offset` waits, no longer than `timeout_s`. Both offsets are an
-        ack, a list of acks, an offset, or a mapping of these by topic. A number in `as_of_offset`
-        is the first offset that is not seen, an ack's own records are; topics and parts that it
-        does not name are seen as they are now.
+        `"events$log"` has every change. A query sees one snapshot of all tiers. `as_of_offset` and
+        `as_of_time` select a past snapshot; `min_offset` waits at most `timeout_s`. Both offsets
+        are an ack, a list of acks, an offset, or a mapping of these by topic. A number in
+        `as_of_offset` is the first offset that is not visible; the records of an ack are visible.
+        Topics and parts that it does not name have their current state.
 
         Raises:
             InvalidRequest: if the statement is wrong or not allowed.
-            Overloaded: if too many queries run, or memory is nearly full; look-ups by key alone
-                are answered even then.
+            Overloaded: if too many queries run, or memory is nearly full; statements that only
+                look up keys still run then.
             Unavailable: if it takes too long.
         """
         begun = self.clock.monotonic()
@@ -879,18 +881,18 @@ class Engine(Instance):
     def explain(
         self, /, sql: str, params: Sequence[Any] | Mapping[str, Any] | None = None, **options: Any
     ) -> dict[str, Any]:
-        """Plan a query and say which tiers, files, rows and bytes it would read.
+        """Plan a query; return the tiers, files, rows and bytes that it would read.
 
-        It is not run; keys are looked up, to say where their rows are.
+        The query is not run; keys are looked up to locate their rows.
         """
         return self.queries().explain(sql, params, **options)
 
     def cancel_queries(self) -> None:
-        """Cancel all queries that run now."""
+        """Cancel all running queries."""
         self._sql.cancel_all()
 
     def queries(self) -> QueryEngine:
-        """Return the SQL engine, which the first call makes.
+        """Return the SQL engine; the first call creates it.
 
         Raises:
             InvalidRequest: if DuckDB is not installed, or there is no memory tier.
@@ -899,7 +901,7 @@ class Engine(Instance):
         return self._sql.engine()
 
     def describe(self, name: str) -> dict[str, Any]:
-        """Return everything that is known about a topic, ready for JSON."""
+        """Describe a topic, ready for JSON."""
         full = full_topic_name(name)
         parent = self._parents.get(full)
         if parent is not None:
@@ -915,17 +917,17 @@ class Engine(Instance):
         return facts.engine_stats(self, list(self._topics.values()))
 
     def close(self) -> None:
-        """Commit queued records, sync, close everything; closing twice is fine.
+        """Commit queued records, sync, and close all components; may be called twice.
 
         Raises:
-            Unavailable: if the last sync failed; what was acked as `received` only may be lost.
+            Unavailable: if the last sync failed; records acked only as `received` may be lost.
         """
         if os.getpid() != self._process:
-            # A forked child: files, metadata and lock belong to the parent, which still uses them.
+            # In a forked child: files, metadata and lock belong to the parent, which uses them.
             self.closed = True
             return
         self._sql.close()
-        # While the journal still takes acks.
+        # Before the journal closes, because deliveries still ack through it.
         self.subscribing.stop()
         with self.control_lock:
             if self.closed:
@@ -966,22 +968,22 @@ class Engine(Instance):
         try:
             self.close()
         except Unavailable:
-            # An error that is on its way already says more than the failed closing.
+            # The current error is more useful than the error of closing.
             if kind is None:
                 raise
 
 
 def open_engine(path: str | os.PathLike[str] | Settings | None = None, **overrides: Any) -> Engine:
-    """Open (or make) a data directory and return the engine.
+    """Open (or create) a data directory and return the engine.
 
-    `path` is the directory, or whole settings. Other settings may be given by dotted path:
-    `open(path, **{"log.sync": "periodic"})`. On return everything that was acked as fsynced
-    before is readable.
+    `path` is the directory, or complete settings. Settings may be given by dotted path:
+    `open(path, **{"log.sync": "periodic"})`. On return all records acked as fsynced before are
+    readable.
 
     Raises:
         Conflict: if another process has the directory open.
         InvalidRequest: if a setting is wrong, or a newer Frazil wrote the directory.
-        CorruptionError: if the directory cannot be understood at all; see `frazil doctor`.
+        CorruptionError: if the directory cannot be read at all; see `frazil doctor`.
     """
     if isinstance(path, Settings):
         if overrides:

@@ -1,4 +1,4 @@
-"""Look into the journals of a data directory without changing them: segments, frames, damage."""
+"""Inspect the journal of a data directory without changing it: segments, frames, damage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LostRange(NamedTuple):
 
 @attrs.define
 class JournalFacts:
-    """The journal of a data directory, as found."""
+    """The state of a data directory's journal."""
 
     directory: str
     journal_id: str = ""
@@ -61,7 +61,7 @@ class JournalFacts:
     hopeless: list[str] = attrs.Factory(list)
     """Files in which neither the header nor any frame is valid."""
     error: str = ""
-    """Why the journal could not be read at all."""
+    """The error if the journal could not be read at all."""
     survey: Survey | None = None
 
 
@@ -69,16 +69,16 @@ class Access(NamedTuple):
     """Whether a directory can be inspected without a writer."""
 
     writer: str = ""
-    """The process that has it open; empty if none has."""
+    """The process that has the directory open; empty if there is none."""
     fault: str = ""
-    """Why the lock could not be taken."""
+    """The error if the lock could not be taken."""
 
 
 @contextlib.contextmanager
 def locked_for_reading(file_system: FileSystem, paths: DataDirectory) -> Iterator[Access]:
     """Keep writers out while a directory is inspected, or name its writer.
 
-    Nothing is created: where there is no lock file, there is no writer.
+    No file is created: without a lock file there is no writer.
 
     Raises:
         NotFound: if there is no such directory.
@@ -183,7 +183,7 @@ def _topic_name(facts: JournalFacts, topic_id: int) -> str:
 
 
 class FrameFacts(NamedTuple):
-    """One frame of a segment, or a bad stretch: then `fault` says what is wrong with it."""
+    """One frame of a segment, or a damaged range: then `fault` has the reason."""
 
     segment: int
     position: int
@@ -205,7 +205,7 @@ def _scan(found: Found, file: File) -> Scan:
 
 
 def frames_of(found: Found) -> Iterator[FrameFacts]:
-    """Yield all frames of a segment in order, and the bad stretches between them.
+    """Yield all frames of a segment in order, and the damaged ranges between them.
 
     Raises:
         Unavailable: if the file cannot be read.
@@ -238,7 +238,7 @@ def frames_of(found: Found) -> Iterator[FrameFacts]:
 def verify_segment(
     facts: JournalFacts, found: Found, successor: Found | None
 ) -> tuple[int, list[str], list[LostRange]]:
-    """Read a whole segment; return its number of frames, what is wrong, and what is lost by it.
+    """Read a whole segment; return its number of frames, its problems and its lost ranges.
 
     Checks every frame's CRC, the hash of a sealed segment, and that its successor continues it.
     """
@@ -279,7 +279,7 @@ def _chain_problems(found: Found, successor: Found) -> list[str]:
 
 
 def _lost_in_sealed(facts: JournalFacts, footer: Footer, scan: Scan) -> list[LostRange]:
-    """Compare the offsets that a footer promises with those of the frames that are whole."""
+    """Compare the offsets of a footer with those of the intact frames."""
     lost: list[LostRange] = []
     survey = facts.survey
     assert survey is not None
@@ -296,7 +296,7 @@ def _lost_in_sealed(facts: JournalFacts, footer: Footer, scan: Scan) -> list[Los
 
 
 def _holes(entry: TopicEntry, scan: Scan) -> list[tuple[int, int]]:
-    """Return the offsets of a topic in a segment that no whole frame has."""
+    """Return the offsets of a topic in a segment that no intact frame has."""
     index = scan.indexes.get(entry.topic)
     if index is None or not index.count:
         return [(entry.first, entry.end)]

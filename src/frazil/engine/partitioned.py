@@ -1,4 +1,4 @@
-"""A partitioned topic: N topics that share one definition, and the rule that picks one."""
+"""Partitioned topics: N topics with one definition, and the rule that chooses a record's part."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 class PartitionedTopic(TopicHandle):
     """The handle of a partitioned topic.
 
-    Records with a key (the routing key of a message, the primary key of a row) always go to the
-    same part; the others go round robin. Offsets are per part: an ack's `part` says which. `parts`
-    are ordinary topics to read from.
+    Records with the same key (the routing key of a message, the primary key of a row) always go to
+    the same part; records without a key go to the parts by round robin. Offsets are per part; an
+    ack has its `part`. `parts` are ordinary topics for reading.
     """
 
     def __init__(self, engine: Engine, spec: TopicSpec, parts: list[Topic]) -> None:
@@ -99,7 +99,7 @@ class PartitionedTopic(TopicHandle):
         return key_names(self.schema, self._spec.primary_key)
 
     def _next(self) -> int:
-        # The turn is the topic's, not this handle's: every call by name makes a new handle.
+        # The topic counts the turns, not this handle: every call by name makes a new handle.
         return next(self.parts[0].runtime.turns) % len(self.parts)
 
     # -- publish ---------------------------------------------------------------------------------
@@ -110,12 +110,12 @@ class PartitionedTopic(TopicHandle):
         return _of_part(self.parts[part].append(record, **options), part)
 
     def append_many(self, records: Iterable[Any], *, ack: str | None = None) -> list[Ack]:
-        """Publish records to their parts; one ack for each part that got some.
+        """Publish records to their parts; return one ack for each part that got any.
 
-        All records are checked before any is written, and those of one part keep their order.
+        All records are checked before any is written. Records of one part keep their order.
 
         Raises:
-            InvalidRequest: with the number of the first bad record; nothing is published then.
+            InvalidRequest: with the number of the first bad record; no record is published then.
             Unavailable: storage failed, or only some parts were written; the details name them.
         """
         return self._publish(self._prepare(records), ack)
@@ -125,7 +125,7 @@ class PartitionedTopic(TopicHandle):
         self._prepare(records)
 
     def append_arrow(self, data: object, *, ack: str | None = None) -> list[Ack]:
-        """Publish Arrow data, split by key over the parts (round robin a batch without a key)."""
+        """Publish Arrow data, split by key over the parts; without a key, whole batches in turn."""
         sends = [
             (part, self.parts[part].runtime.prepare_arrow(rows))
             for batch in self.parts[0].to_batches(data)
@@ -134,7 +134,7 @@ class PartitionedTopic(TopicHandle):
         return self._publish(sends, ack)
 
     def _prepare(self, records: Iterable[Any]) -> list[tuple[int, list[Prepared]]]:
-        """Check all records and return what each part gets."""
+        """Check all records and return the entries of each part."""
         self.parts[0].runtime.check_records(records)
         given = list(records)
         if not given:
@@ -154,13 +154,13 @@ class PartitionedTopic(TopicHandle):
                 within: Any = error.details["record"]
                 faults.append((numbers[within], error))
         if faults:
-            # A part counts its own records; the caller numbers those of the whole call.
+            # A part numbers its own records; the error must have the number in the whole call.
             number, fault = min(faults, key=lambda each: each[0])
             raise InvalidRequest(fault.message, **{**fault.details, "record": number}) from fault
         return sends
 
     def _publish(self, sends: list[tuple[int, list[Prepared]]], ack: str | None) -> list[Ack]:
-        """Give everything to the journals at once, then wait: parts share their syncs."""
+        """Submit all entries to the journal at once, then wait, so that parts share their syncs."""
         entries: dict[Any, list[Entry]] = {}
         waiting: list[list[Pending]] = []
         for part, prepared in sends:
@@ -203,7 +203,7 @@ class PartitionedTopic(TopicHandle):
         return _of_part(self.parts[part].insert(row, **options), part)
 
     def upsert(self, row: Mapping[str, Any] | None = None, /, **options: Any) -> Ack:
-        """Publish a whole row that replaces whatever its key had; see `Topic.upsert`."""
+        """Publish a whole row that replaces its key's row, if any; see `Topic.upsert`."""
         part = self._part_of_step(self._changes().whole(OP_UPSERT, row, _fields(options)))
         return _of_part(self.parts[part].upsert(row, **options), part)
 
@@ -223,7 +223,7 @@ class PartitionedTopic(TopicHandle):
         return _of_part(self.parts[part].delete(*arguments, **options), part)
 
     def _changes(self) -> TopicChanges:
-        """Return what checks changes; all parts have the same columns."""
+        """Return the checker of changes; all parts have the same columns."""
         return self.parts[0].runtime.changes
 
     def _part_of_step(self, step: Step) -> int:
@@ -243,10 +243,10 @@ class PartitionedTopic(TopicHandle):
     def append_changes(
         self, data: object, *, op_column: str = "_op", ack: str | None = None
     ) -> list[Ack]:
-        """Publish changes in bulk to their parts; one ack for each part that got some.
+        """Publish changes in bulk to their parts; return one ack for each part that got any.
 
-        All changes are checked before the first is written, and those of one part keep their
-        order. `data` is what `Topic.append_changes` takes; of tombstones alone there is no ack.
+        All changes are checked before the first is written. Changes of one part keep their order.
+        `data` is as for `Topic.append_changes`; for tombstones alone there is no ack.
 
         Raises:
             InvalidRequest: with the number of the first change that is wrong; also if a change
@@ -269,7 +269,7 @@ class PartitionedTopic(TopicHandle):
         return self._acked(answers, ack)
 
     def _acked(self, answers: Mapping[int, Answers], ack: str | None) -> list[Ack]:
-        """Return one ack for each part, when its level holds."""
+        """Return one ack for each part, when its level is reached."""
         parts = sorted(answers)
         acks = part_acks(parts, [answers[part] for part in parts])
         wait_reached(ack, [(self.parts[each.part].runtime, each) for each in acks])
@@ -330,9 +330,9 @@ class PartitionedTopic(TopicHandle):
     def _publish_pieces(
         self, pieces: Mapping[int, list[Piece]], sender: Sender | None, answers: dict[int, Answers]
     ) -> None:
-        """Publish piece by piece, of all parts at once: they share their syncs.
+        """Publish piece by piece, all parts together, so that they share their syncs.
 
-        A part whose piece failed gets no more: its changes keep their order, without a hole.
+        A part whose piece failed gets no more pieces, so that no change is missing in its order.
         """
         for turn in range(max(map(len, pieces.values()))):
             waiting: list[tuple[int, Pending]] = []
@@ -355,7 +355,7 @@ class PartitionedTopic(TopicHandle):
         return self.parts[self.part_of_key(key)].get(key)
 
     def get_many(self, keys: Iterable[Any]) -> list[dict[str, Any] | None]:
-        """Return the rows with these keys, in their order; those of one part are of one moment."""
+        """Return the rows with these keys, in their order; rows of one part are of one moment."""
         given = list(keys)
         found: list[dict[str, Any] | None] = [None] * len(given)
         for part, numbers in _by_part(map(self.part_of_key, given)).items():
@@ -369,7 +369,7 @@ class PartitionedTopic(TopicHandle):
     ) -> Iterator[dict[str, Any]]:
         """Return the change feeds of the parts, one after the other; see `Topic.changes`.
 
-        Each change has its `part`. `from_offset` is that of every part, `limit` that of the call.
+        Each change has its `part`. `from_offset` applies to every part, `limit` to the whole call.
         """
         for number, part in enumerate(self.parts):
             if limit is not None and limit <= 0:

@@ -30,11 +30,11 @@ NAMED: Final = ("create", "reset", "drop", "policy")
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A call with the arguments that it has a use for; `_CALLS` says what each does."""
+    """A call with its arguments; `_CALLS` has the function of each call."""
 
     call: Name
     topic: str | None = None
-    """None: a list or backup is about all topics."""
+    """None means all topics, for lists and backups."""
     name: str = ""
     type: str = "shared"
     start: int | str = "latest"
@@ -43,7 +43,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     max_unacked: int | None = None
     flush: bool = True
     timeout_s: float = 45.0
-    """How long a backup waits for the uploads."""
+    """The time that a backup waits for uploads."""
     dry_run: bool = True
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ def _drop(engine: Engine, call: Call) -> Any:
 
 
 def _policy(engine: Engine, call: Call) -> Any:
-    """Return a subscription's failure policy and window, changed first where a value is given."""
+    """Change the given values of a subscription's failure policy and window; return all."""
     topic = call.topic or ""
     policy = engine.subscriptions.alter(
         topic, call.name, policy=call.policy or None, max_unacked=call.max_unacked
@@ -106,7 +106,7 @@ def _backup(engine: Engine, call: Call) -> Any:
 
 
 def _list_objects(engine: Engine, call: Call) -> Any:
-    """Describe what each topic has in the object store, or every object of one topic."""
+    """Describe the objects of each topic in total, or every object of one topic."""
     _check_store(engine)
     if call.topic is None:
         found = engine.objects.status()["topics"]
@@ -121,7 +121,7 @@ def _list_objects(engine: Engine, call: Call) -> Any:
 
 
 def _collect_objects(engine: Engine, call: Call) -> Any:
-    """Condemn objects that nothing needs, and delete those that were condemned before."""
+    """Condemn objects that are not needed, and delete objects that were condemned before."""
     _check_store(engine)
     found = engine.objects.retention.collector.cycle(dry_run=call.dry_run)
     return {
@@ -180,13 +180,13 @@ def decode_call(data: bytes) -> Call:
     """Read a call.
 
     Raises:
-        InvalidRequest: if it is none.
+        InvalidRequest: if the bytes are not a call.
     """
     try:
         return _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(
-            "this is no call about subscriptions, backups or objects", cause=error
+            "not a call about subscriptions, backups or objects", cause=error
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""SQL over an engine: DuckDB is started by the first query, within the budget of memory."""
+"""SQL over an engine: the first query starts DuckDB, within the memory budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sql:
-    """The query engine of an engine, which the first query makes."""
+    """The query engine of an engine; the first query creates it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -29,7 +29,7 @@ class Sql:
             InvalidRequest: if DuckDB is not installed, or there is no memory tier.
         """
         tiers = self._engine.tiers
-        # In a forked child the files, and the threads that move records, are the parent's.
+        # In a forked child the files and the tiers' threads belong to the parent.
         tiers.disk.catalog.check_owner()
         with self._engine.control_lock:
             if self._made is None:
@@ -41,12 +41,12 @@ class Sql:
             return self._made
 
     def cancel_all(self, reason: str = "") -> None:
-        """Cancel all queries that run now."""
+        """Cancel all running queries."""
         if self._made is not None:
             self._made.cancel_all(*([reason] if reason else []))
 
     def close(self) -> None:
-        """End all queries and DuckDB."""
+        """Stop all queries and close DuckDB."""
         if self._made is not None:
             self._made.close()
 
@@ -72,7 +72,7 @@ class Sql:
         pressure = self._engine.tiers.pressure
         if pressure.level < RED:
             return
-        # The level may be out of date: a query is judged by the memory that is held now.
+        # The zone may be out of date, so the current use of memory decides.
         pressure.recount()
         if pressure.level >= RED:
             raise Overloaded(
@@ -82,7 +82,7 @@ class Sql:
             )
 
     def _clear_spilled(self, spill_path: str) -> None:
-        """Remove the spill files of queries of a process that was killed."""
+        """Remove the spill files of a killed process's queries."""
         files = self._engine.file_system
         directory, name_start = os.path.split(spill_path)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Facts of the engine and its topics, as plain values ready for JSON."""
+"""Statistics and descriptions of the engine and its topics, as plain values ready for JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _time(us: int) -> str:
 
 
 def _definition(spec: TopicSpec, schema: pa.Schema) -> dict[str, Any]:
-    """Describe what a topic is, by its columns' names."""
+    """Describe a topic's definition, by its columns' names."""
     return {
         "name": spec.name,
         "id": spec.id,
@@ -86,7 +86,7 @@ def describe(runtime: TopicRuntime, settings: Settings) -> dict[str, Any]:
 
 
 def _retention_age_s(runtime: TopicRuntime, log: LogSettings) -> float | None:
-    """Return for how long a topic's records are kept; None is for ever, as the rows of keys are."""
+    """Return the age up to which a topic's records are kept; None (also for keys) is for ever."""
     spec = runtime.state.spec
     if spec.primary_key and runtime.tiers is not None:
         return None
@@ -109,7 +109,7 @@ def describe_parent(parent: TopicSpec, parts: Sequence[TopicRuntime]) -> dict[st
 
 
 def _part(runtime: TopicRuntime) -> dict[str, Any]:
-    """Describe one part by what is the same after a restart: what tiers hold is in `stats`."""
+    """Describe one part by values that a restart keeps; the contents of tiers are in `stats`."""
     counts = topic_stats(runtime)
     counts.pop("tiers", None)
     return {"name": runtime.name, **counts}
@@ -120,7 +120,7 @@ def oldest_kept_by(
 ) -> list[dict[str, Any]]:
     """Return the holds that keep the oldest segment of a journal; the active one needs none.
 
-    Segments go oldest first: these holds keep all later segments as well, of all topics.
+    Segments are freed oldest first, so these holds keep all later segments of all topics too.
     """
     found: list[dict[str, Any]] = []
     for oldest in segments[:-1][:1]:
@@ -137,7 +137,7 @@ def oldest_kept_by(
 
 
 def _kept_by(runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
-    """Return the holds that keep the oldest records of topics: in their files, if they have some."""
+    """Return the holds that keep the oldest records of topics, in files if a topic has any."""
     if any(runtime.tiers is None for runtime in runtimes):
         journal = runtimes[0].log.journal
         return oldest_kept_by(journal.segments, journal.state.topics)
@@ -151,7 +151,7 @@ def _kept_by(runtimes: Sequence[TopicRuntime]) -> list[dict[str, Any]]:
 
 
 def _oldest_files_end(runtime: TopicRuntime) -> int:
-    """Return where the files end that would go first; rows with a key stay without any hold."""
+    """Return the end of the oldest files; rows of a keyed topic are kept without any hold."""
     if runtime.tiers is None or runtime.state.spec.primary_key:
         return 0
     spans = runtime.tiers.disk.picture(runtime.state.id).spans
@@ -176,7 +176,7 @@ def _watermarks(runtime: TopicRuntime) -> dict[str, int]:
 
 
 def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
-    """Count what one topic holds."""
+    """Return the counts, sizes and watermarks of one topic."""
     state = runtime.state
     start = first_held(runtime)
     ranges = special_ranges(runtime)
@@ -187,7 +187,7 @@ def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
         stored += sum(file.size for file in runtime.tiers.disk.files(state.id))
         own["tiers"] = tiers = runtime.tiers.stats()
         if "routes" in tiers:
-            # Changes of rows that only Iceberg has would wait for it: there is no such tier yet.
+            # Changes of rows that only Iceberg has would be queued; that tier does not exist yet.
             tiers["routes"] = {**tiers["routes"], "queued": 0}
     return {
         "message_count": state.durable - start - missing,
@@ -200,7 +200,7 @@ def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
 
 
 def engine_stats(engine: Engine, topics: Sequence[TopicRuntime]) -> dict[str, Any]:
-    """Count what the whole engine holds and did since it was opened."""
+    """Return the counts and sizes of the whole engine since it was opened."""
     per_topic = {runtime.name: topic_stats(runtime) for runtime in topics}
     guard = engine.upkeep.space
     return {
@@ -234,7 +234,7 @@ def engine_stats(engine: Engine, topics: Sequence[TopicRuntime]) -> dict[str, An
 
 
 def _quantiles(seconds: list[float]) -> dict[str, Any]:
-    """Return the middle and the slow end of some durations, of the last few thousand."""
+    """Return the median and the 99th percentile of durations, of the last few thousand."""
     if not seconds:
         return {"count": 0, "p50_us": None, "p99_us": None}
     ordered = sorted(seconds)
@@ -247,7 +247,7 @@ def _quantiles(seconds: list[float]) -> dict[str, Any]:
 
 
 def health(engine: Engine) -> str:
-    """Return `ok`, `degraded` (publishing goes on, an operator should look) or `failed`."""
+    """Return `ok`, `degraded` (publishing continues, an operator should check) or `failed`."""
     journal = engine.log.journal
     if journal.failed is not None:
         return "failed"
@@ -268,7 +268,7 @@ def health(engine: Engine) -> str:
 
 
 def _has_lost(engine: Engine) -> bool:
-    """Return whether records are lost; not only on the opening that found it."""
+    """Return whether records are lost, also after the opening that found the loss."""
     topics = list(engine.log.journal.state.topics.values())
     ranges = [each for topic in topics if not topic.spec.deleted_us for each in topic.ranges]
     for runtime in engine.runtimes:
@@ -289,7 +289,7 @@ def _journal(log: Log, *, tiered: bool) -> dict[str, Any]:
         "groups": journal.group_count,
         "bytes_written": journal.bytes_written,
         "bytes_read": log.source.bytes_read,
-        # The log lets go what files have, whatever holds say.
+        # The log frees records that files have, regardless of holds.
         "oldest_kept_by": [] if tiered else oldest_kept_by(journal.segments, journal.state.topics),
         "queued_records": getattr(log.queue, "queued", (0, 0))[0],
         "recovery": {
@@ -308,7 +308,7 @@ NAME = "stats.json"
 
 
 def write_stats_file(engine: Engine) -> None:
-    """Replace `run/stats.json`; readers see the old one or the new one. Nothing is synced."""
+    """Replace `run/stats.json`; readers see the old file or the new one. It is not synced."""
     stats = engine_stats(engine, engine.runtimes)
     report = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
     data = msgspec.json.encode(report, enc_hook=str)
@@ -316,10 +316,10 @@ def write_stats_file(engine: Engine) -> None:
 
 
 def replace_run_file(files: FileSystem, directory: str, name: str, data: bytes) -> None:
-    """Replace a small file of the running process as one step. Nothing is synced.
+    """Replace a small file of the running process atomically. The file is not synced.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the file cannot be written.
     """
     files.make_directory(directory)
     fresh = f"{directory}/{name}.tmp"

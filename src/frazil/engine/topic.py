@@ -51,7 +51,7 @@ LAKE_HOLD: Final = "lake"
 
 
 class TopicHandle:
-    """What the handles of plain and of partitioned topics share: subscriptions and facts."""
+    """The common calls of the handles of plain and partitioned topics."""
 
     engine: Engine
     name: str
@@ -73,15 +73,15 @@ class TopicHandle:
     ) -> Stream:
         """Consume the topic's records as one consumer of a subscription; iterate over the result.
 
-        A subscription that does not exist is created, durably, with the `type` (`exclusive`,
-        `shared`, `failover` or `key_shared`) and begins at `start`; an existing one keeps its type
-        and position. A record that is not acked is delivered again, to this consumer or another.
+        A missing subscription is created, durably, with the `type` (`exclusive`, `shared`,
+        `failover` or `key_shared`) and begins at `start`. An existing one keeps its type and
+        position. A record that is not acked is delivered again, to this consumer or to another.
 
         `key_filters` are patterns of keys (`*`, `?`) for `key_shared`. `max_unacked` bounds the
         records of the subscription that are delivered and not acked, `policy` decides about failed
         deliveries; both are stored with the subscription. `prefetch` and `prefetch_bytes` bound
-        the records in memory here. An older `consumer` of the same name is displaced. Iteration
-        waits for records and ends after `timeout_s` without any.
+        the consumer's records in memory. An older `consumer` of the same name is displaced.
+        Iteration waits for records and ends after `timeout_s` without any.
 
         Raises:
             Conflict: if the subscription is exclusive and has another consumer.
@@ -132,26 +132,26 @@ class TopicHandle:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return everything that is known about the topic, ready for JSON."""
+        """Describe the topic, ready for JSON."""
         return self.engine.describe(self.name)
 
 
 class Topic(TopicHandle):
     """A topic of an open engine. Safe to use from many threads.
 
-    Every publish returns an `Ack` when what its level promises is true: `received` means that the
-    record is written and has its final offset; `fsynced` (the default of `commit` topics) that it
-    survives a crash of this machine; `uploaded`, for topics with objects, that it is in the object
-    store and survives the loss of this machine; `committed`, for topics with a lake, that it is in
-    the Iceberg table, too. After an error of class `Unavailable` with
-    `outcome="unknown"` the record may or may not be there; an idempotent producer (`producer=` and
-    `sequence=`) may simply send it again.
+    Every publish returns an `Ack` when its ack level is reached. `received` means that the record
+    is written and has its final offset; `fsynced` (the default of `commit` topics) that it survives
+    a crash of this machine; `uploaded`, for topics with objects, that it is in the object store and
+    survives the loss of this machine; `committed`, for topics with a lake, that it is in the
+    Iceberg table, too. After an error of class `Unavailable` with `outcome="unknown"` the record
+    may or may not be written; an idempotent producer (`producer=` and `sequence=`) may send it
+    again.
     """
 
     def __init__(self, engine: Engine, runtime: TopicRuntime) -> None:
         self.engine = engine
         self.runtime = runtime
-        """The engine's side of the topic."""
+        """The topic's runtime in the engine."""
         self.name = runtime.name
         self._queue = runtime.queue
         self._state = runtime.state
@@ -185,10 +185,10 @@ class Topic(TopicHandle):
         On return the record is as safe as `ack` says and visible to readers.
 
         Raises:
-            InvalidRequest: the record does not fit the topic; nothing was written.
-            Conflict: the producer's sequence has a gap, or a newer epoch fenced it.
-            Overloaded: the queue, the disk or the topic's quota is full; nothing was written.
-            Unavailable: storage failed; whether the record is there is unknown.
+            InvalidRequest: the record does not fit the topic; it was not written.
+            Conflict: the producer's sequence skips numbers, or a newer epoch fenced it.
+            Overloaded: the queue, the disk or the topic's quota is full; it was not written.
+            Unavailable: storage failed; whether the record was written is unknown.
             Closed: the engine is closed.
         """
         pending = self.send(
@@ -213,7 +213,7 @@ class Topic(TopicHandle):
         producer_epoch: int = 0,
         **fields: Any,
     ) -> Pending:
-        """Publish one record without waiting; `result()` of what it returns gives the ack."""
+        """Publish one record without waiting; `result()` of the returned value is the ack."""
         runtime = self.runtime
         if runtime.refusal is not None or runtime.pressure.level:
             wait_admitted(runtime)
@@ -243,15 +243,14 @@ class Topic(TopicHandle):
         """Publish records in order and wait; the ack covers the first to the last of them.
 
         All records are checked before the first is written. Up to `log.write_bytes_max` they are
-        one frame: after a crash all of them are there or none. A larger call is several frames;
-        with `producer=` at most five of them, so that the call can be sent
-        again.
+        one frame: after a crash all of them are recovered or none. A larger call is several frames;
+        with `producer=` at most five, so that the call can be sent again.
 
         Raises:
             InvalidRequest: a record or an option is wrong, or the call is too large for a producer;
-                nothing was written.
-            Conflict: the producer's sequence has a gap, or a newer epoch fenced it.
-            Overloaded: the queue, the disk or the topic's quota is full; nothing was written.
+                no record was written.
+            Conflict: the producer's sequence skips numbers, or a newer epoch fenced it.
+            Overloaded: the queue, the disk or the topic's quota is full; no record was written.
             Unavailable: storage failed, or only some frames were written; the details name them.
             Closed: the engine is closed.
         """
@@ -275,11 +274,11 @@ class Topic(TopicHandle):
         sequence: int | None = None,
         producer_epoch: int = 0,
     ) -> Ack:
-        """Publish Arrow data: a RecordBatch, a Table, or anything with the Arrow C stream interface.
+        """Publish Arrow data: a RecordBatch, a Table, or any Arrow C stream.
 
-        pandas, Polars and DuckDB objects are taken as they are. Columns go by name; types must fit
-        without loss. All rows are checked before the first is written. Frames, limits and errors
-        are those of `append_many`.
+        pandas, Polars and DuckDB objects are accepted directly. Columns are matched by name; types
+        must fit without loss. All rows are checked before the first is written. Frames, limits and
+        errors are those of `append_many`.
         """
         prepared = self.runtime.prepare_arrow(data)
         return self._append_prepared(prepared, ack, producer, sequence, producer_epoch)
@@ -312,7 +311,7 @@ class Topic(TopicHandle):
         producer_epoch: int = 0,
         **columns: Any,
     ) -> Ack:
-        """Publish a whole row; a row that has its key already is replaced.
+        """Publish a whole row; an existing row with its key is replaced.
 
         Raises:
             Conflict: if the key exists and the topic's `unknown_key` is `error`.
@@ -332,7 +331,7 @@ class Topic(TopicHandle):
         producer_epoch: int = 0,
         **columns: Any,
     ) -> Ack:
-        """Publish a whole row that replaces whatever its key had."""
+        """Publish a whole row; it replaces the row with its key, if there is one."""
         step = self.runtime.changes.whole(OP_UPSERT, row, columns)
         return self._publish([step], ack, producer, sequence, producer_epoch)
 
@@ -346,7 +345,7 @@ class Topic(TopicHandle):
         producer_epoch: int = 0,
         **columns: Any,
     ) -> Ack:
-        """Change the named columns of one row; the others stay as they are.
+        """Change the named columns of one row; the other columns keep their values.
 
         `update(row)` with the key in it, `update(key, columns)`, or `update(column, value,
         columns)` where `column` is the primary key; columns may be keywords, too. Naming the key
@@ -354,7 +353,7 @@ class Topic(TopicHandle):
 
         Raises:
             NotFound: if no row has the key and the topic's `unknown_key` is `error`.
-            Conflict: if the change that this one builds on failed; try again.
+            Conflict: if the change that this one was resolved against failed; try again.
         """
         step = self.runtime.changes.update(arguments, columns)
         return self._publish([step], ack, producer, sequence, producer_epoch)
@@ -389,23 +388,24 @@ class Topic(TopicHandle):
     ) -> Ack:
         """Publish changes in bulk, in order.
 
-        `data` is Arrow (anything that `append_arrow` takes) with an operation column, or an
-        iterable of Debezium envelopes as dicts, JSON texts or bytes, each alone, as a pair with
-        its key, or as a dict with `key` and `value`. Tombstones are passed over; a call with
-        nothing else writes nothing, and its ack is of no record: `offset` is the head, and
-        `offset_last` the offset before it. All is checked before the first change is written.
+        `data` is Arrow data (as for `append_arrow`) with an operation column, or an iterable of
+        Debezium envelopes as dicts, JSON texts or bytes, each alone, as a pair with its key, or as
+        a dict with `key` and `value`. Tombstones are skipped. A call with only tombstones writes no
+        record, and its ack has the head as `offset` and the offset before it as `offset_last`. All
+        changes are checked before the first is written.
 
-        With `producer=` and `sequence=` a repeat writes nothing and gets the first ack; the next
-        call's sequence is this one's plus its changes (tombstones do not count, a change of a key
-        counts twice). Of a call that was written in part a repeat writes the rest.
+        With `producer=` and `sequence=` a repeat writes no record and returns the first ack. The
+        next call's sequence is this one's plus its changes (tombstones do not count, a change of a
+        key counts twice). If a call was written in part, a repeat writes the rest.
 
         Raises:
-            InvalidRequest: with the number of the first change that is wrong; also if there is
-                none at all, or if the call is too large for a producer.
-            Conflict, NotFound: if the topic's `unknown_key` is `error` and a key exists, or does
-                not, against what a change says; nothing is written then, unless another change
-                came in between: then `offsets_written` names what is.
-            Conflict: if the producer's sequence has a gap, or a newer epoch fenced it.
+            InvalidRequest: with the number of the first wrong change; also if there is no change,
+                or if the call is too large for a producer.
+            Conflict, NotFound: if the topic's `unknown_key` is `error` and a change inserts an
+                existing key, or updates or deletes a missing one. No change is written then, unless
+                another call changed a key in between: then `offsets_written` names the written
+                offsets.
+            Conflict: if the producer's sequence skips numbers, or a newer epoch fenced it.
         """
         runtime = self.runtime
         sender = runtime.sender(ack, producer, sequence, producer_epoch)
@@ -424,7 +424,7 @@ class Topic(TopicHandle):
         return self._reached(joined_ack(results), ack)
 
     def begin(self, piece: list[Step] | Prepared, sender: Sender | None) -> Pending:
-        """Queue a piece of a bulk, waiting for room; return what its frame waits with."""
+        """Queue a piece of a bulk, waiting for space; return the waiter of its frame."""
         runtime = self.runtime
         wait_admitted(runtime)
         if isinstance(piece, list):
@@ -448,7 +448,7 @@ class Topic(TopicHandle):
         return self._reached(self._queued(steps, sender).result(), ack)
 
     def _reached(self, found: Ack, ack: str | None) -> Ack:
-        """Wait for the tier of the ack level, if it is one."""
+        """Wait for the tier of the ack level, if the level has one."""
         wait_reached(ack, [(self.runtime, found)])
         return found
 
@@ -460,7 +460,7 @@ class Topic(TopicHandle):
     # -- look-ups --------------------------------------------------------------------------------
 
     def get(self, key: Any) -> dict[str, Any] | None:
-        """Return the row with a key, None if there is none. Sees everything that was acked.
+        """Return the row with a key, None if there is none. All acked changes are visible.
 
         `key` is a value, a tuple for a key of several columns, or a dict of the key's columns.
         """
@@ -473,10 +473,10 @@ class Topic(TopicHandle):
     def changes(
         self, from_offset: int = 0, *, limit: int | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Return the change feed from an offset up to the head as it is now.
+        """Return the change feed from an offset up to the current head.
 
-        Each change is a dict with `offset`, `time`, `op`, `key`, `before` and `after`: the row
-        before and after it, None where there is none, or where it is no longer known.
+        Each change is a dict with `offset`, `time`, `op`, `key`, `before` and `after`. The last two
+        are the row before and after the change, None if there is none or it is no longer known.
         """
         check_there(self.runtime)
         return iter(ChangeFeed(self.runtime, from_offset=from_offset, limit=limit))
@@ -498,10 +498,10 @@ class Topic(TopicHandle):
     def read(
         self, start: Start = "earliest", *, limit: int | None = None, bytes_max: int | None = None
     ) -> Reader:
-        """Read batches from `start` up to the head as it is now.
+        """Read batches from `start` up to the current head.
 
         `start` is an offset, `"earliest"`, `"latest"` or a datetime. `limit` counts records;
-        `bytes_max` bounds what is held in memory at once.
+        `bytes_max` bounds the bytes in memory at once.
         """
         return Reader(
             self.runtime,
@@ -520,7 +520,7 @@ class Topic(TopicHandle):
         bytes_max: int | None = None,
         timeout_s: float | None = None,
     ) -> Reader:
-        """Read batches from `start` on and wait for new ones; ends after `timeout_s` of silence."""
+        """Read batches from `start` on and wait for new ones; end after `timeout_s` without any."""
         return Reader(
             self.runtime,
             start=start,
@@ -592,7 +592,7 @@ class Topic(TopicHandle):
         return self._state.holds[name]
 
     def _check_hold(self, name: str) -> None:
-        """Refuse wrong names, and the holds that move with a table, uploads or subscriptions."""
+        """Refuse wrong names, and holds that belong to a table, uploads or a subscription."""
         check_hold_name(name)
         runtime = self.engine.topic_runtime(self.name)
         owner = ""

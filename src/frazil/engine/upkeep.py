@@ -1,4 +1,4 @@
-"""Work in the background: seal segments, free them, watch the disk, scrub. One thread an engine."""
+"""Background work of an engine, in one thread: seal segments, free them, check the disk, scrub."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 PAUSE_S: Final = 0.05
 METADATA_S: Final = 1.0
 FREE_CHECK_S: Final = 1.0
-"""How often the room on the disk is looked at."""
+"""The interval at which the free space of the disk is checked."""
 RETENTION_CHECK_S: Final = 60.0
-"""How often retention looks for segments to free."""
+"""The interval at which retention looks for segments to free."""
 SCRUB_INTERVAL_S: Final = 86_400.0
-"""Each sealed segment is read and compared with its hash this often."""
+"""The interval at which each sealed segment is read and compared with its hash."""
 FOREVER: Final = 1 << 62
 NOT_DAMAGE: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors of a read that say nothing about the file."""
+"""Errors of a read that do not mean damage of the file."""
 
 
 class Upkeep:
-    """Everything that must happen by itself. `run_once` does one round and may be called anywhere.
+    """The periodic tasks of an engine. `run_once` runs one round and may be called in any thread.
 
-    A fault of one task never stops the others nor the thread; it is kept in `errors` and shown by
-    `stats`. What is decided about holds and definitions is decided under the engine's control lock.
+    A fault of one task never stops the other tasks or the thread; it is in `errors` and in `stats`.
+    Decisions about holds and definitions are made under the engine's control lock.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -77,7 +77,7 @@ class Upkeep:
         self.errors = self.task.errors
 
     def start(self) -> None:
-        """Look at topics and the disk at once, then start the thread."""
+        """Check topics and the disk at once, then start the thread."""
         for runtime in self._engine.runtimes:
             self._refuse_unstored(runtime)
         self.task.run("space", self.check_space)
@@ -90,7 +90,7 @@ class Upkeep:
         self.task.run("seal", self.seal)
 
     def new_topic(self, runtime: TopicRuntime) -> None:
-        """Apply a stop that is in force to a topic that was just made."""
+        """Apply a current stop to a topic that was just created."""
         with self._space_lock:
             self._refuse_unstored(runtime)
             if self.publishing_stopped and runtime.refusal is None:
@@ -105,7 +105,7 @@ class Upkeep:
         return PAUSE_S if is_behind else min(FREE_CHECK_S, RETENTION_CHECK_S, 0.5)
 
     def run_once(self) -> None:
-        """Do what is due: seal, look at the disk, free, scrub."""
+        """Run the tasks that are due: seal, check the disk, free, scrub."""
         self.task.run("seal", self.seal)
         if self.task.is_due("space", FREE_CHECK_S):
             self.task.run("space", self.check_space)
@@ -132,7 +132,7 @@ class Upkeep:
             self._engine.note_segments()
 
     def check_space(self) -> None:
-        """Stop publishing while the disk is too full, and let it go on when there is room."""
+        """Stop publishing while the disk is too full, and resume it when there is space."""
         with self._space_lock:
             self.space.check()
             self._apply_space()
@@ -144,13 +144,13 @@ class Upkeep:
     def _block(self) -> None:
         with self._space_lock:
             try:
-                # Blocked already or not: what met the full disk now needs what the ballast takes.
+                # Even if publishing is blocked already: the failed write needs the ballast's space.
                 self.space.block()
             finally:
                 self._apply_space()
 
     def _apply_space(self) -> None:
-        """Tell all topics whether the disk lets them publish, if that changed."""
+        """Stop or resume publishing in all topics if the state of the disk has changed."""
         if self.space.blocked == self.publishing_stopped:
             return
         error = self.space.error
@@ -163,11 +163,11 @@ class Upkeep:
                 runtime.refusal = error
             elif runtime.refusal == error:
                 runtime.refusal = None
-        # Last: a caller that sees this flag finds every topic in line with it.
+        # Set last, so that every topic has the new state when a caller sees this flag.
         self.publishing_stopped = self.space.blocked
 
     def forget_gone(self) -> None:
-        """Forget what was noted of segments and topics that are gone."""
+        """Drop the state of removed segments and topics."""
         journal = self._engine.log.journal
         paths = {segment.path for segment in journal.segments}
         for noted in (self._scrubbed, self.damage):
@@ -177,12 +177,12 @@ class Upkeep:
             self._engine.released.pop(topic_id, None)
 
     def free(self) -> int:
-        """Free the oldest segments that no hold, reader or retention rule keeps; return how many.
+        """Free the oldest segments that no hold, reader or retention rule keeps; return the number.
 
-        Nobody may gain a claim on records between the decision and its effect. Holds are set,
-        moved and dropped under the control lock, which is held all the way. Pins are looked at once
-        more inside `Log.free`, which keeps new ones out until the segments are detached: a reader
-        that pins after that finds its offset gone at its first read, never in the middle.
+        No new hold or pin on the records may appear between the decision and its effect. Holds are
+        set, moved and dropped under the control lock, which is kept throughout. `Log.free` checks
+        pins again and blocks new ones until the segments are detached. A reader that pins after
+        that gets `NotFound` at its first read, never in the middle.
         """
         log = self._engine.log
         journal = log.journal
@@ -201,11 +201,11 @@ class Upkeep:
         return len(gone)
 
     def _view(self) -> RetentionView:
-        """Return what decides about segments.
+        """Return the rules for freeing segments.
 
-        With the disk tier the log frees what that tier has, and nothing else: retention acts there.
-        Readers find in files the records that they have not read, so that neither a slow reader nor
-        a stuck topic keeps the journal that all topics share.
+        With the disk tier the log frees only the records that files have; retention acts on the
+        files. Readers find the remaining records in files, so that neither a slow reader nor a
+        stuck topic keeps segments of the journal, which all topics share.
         """
         engine, log = self._engine, self._settings
         topics = dict(engine.log.journal.state.topics)
@@ -234,7 +234,7 @@ class Upkeep:
     def check_quotas(self) -> None:
         """Act on topics whose holds keep more than their quota: block them, or expire data."""
         for runtime in self._engine.runtimes:
-            # Holds stand still under the lock: none that was moved or dropped meanwhile comes back.
+            # Under the lock no hold changes, so no moved or dropped hold is written again.
             with self._engine.control_lock:
                 self._check_quota(runtime)
 
@@ -262,7 +262,7 @@ class Upkeep:
         return 0 if keyed else self._engine.tiers.retention.held_bytes(runtime)
 
     def _quota_end(self, runtime: TopicRuntime, bytes_max: int) -> int:
-        """Return the offset below which records must go for a topic to be within its quota."""
+        """Return the offset below which records must be removed to keep a topic in its quota."""
         state, journal = runtime.state, runtime.log.journal
         if runtime.tiers is not None:
             return self._engine.tiers.retention.quota_end(runtime, bytes_max)
@@ -278,7 +278,7 @@ class Upkeep:
         return target
 
     def _expire(self, runtime: TopicRuntime, target: int) -> None:
-        """Give up the oldest held records of one topic, as a declared gap, and move its holds."""
+        """Expire the oldest held records of one topic, as a declared gap, and move its holds."""
         state, log = runtime.state, runtime.log
         floor = state.floor
         if target <= floor:
@@ -293,26 +293,26 @@ class Upkeep:
             self._engine.tiers.retention.expire(runtime.tiers, target)
 
     def scrub(self) -> None:
-        """Read one sealed segment that was not read for long and compare it with its hash (F3)."""
+        """Read the sealed segment whose check is due and compare it with its hash (F3)."""
         now = self._engine.clock.monotonic()
         for segment in self._engine.log.journal.segments[:-1]:
             last = self._scrubbed.get(segment.path)
             if last is not None and now - last < SCRUB_INTERVAL_S:
                 continue
             self._scrubbed[segment.path] = now
-            # A segment sealed or opened just now is due a whole interval later.
+            # A segment that was just sealed or opened is due after a whole interval.
             if last is not None:
                 self.scrub_segment(segment)
                 return
 
     def scrub_segment(self, segment: Segment) -> str:
-        """Compare one sealed segment with its hash; return what is wrong, if anything."""
+        """Compare one sealed segment with its hash; return the fault, or an empty text."""
         try:
             fault = self._segment_fault(segment)
         except OSError as error:
             if error.errno in NOT_DAMAGE:
                 raise
-            # A medium error is damage that the disk itself reports.
+            # A medium error means damage that the disk itself reports.
             fault = f"cannot be read: {error}"
         if fault:
             self.damage[segment.path] = fault
@@ -332,7 +332,7 @@ class Upkeep:
 
 @attrs.frozen
 class _QuotaStop:
-    """The refusal of publishes to one topic whose holds keep too much."""
+    """The refusal of publishes to a topic whose holds keep more than its quota."""
 
     topic: str
     size: int
