@@ -1,9 +1,9 @@
 """The settings: one frozen tree, checked whole before anything starts.
 
-A value comes from the defaults below, a YAML file, the environment (`FRAZIL_LOG__SYNC`) or a flag,
-each overrides the one before. Unknown keys, wrong types and contradictions are `InvalidRequest`, with
-the key, the nearest valid key, and its source. `Settings()` is the defaults alone; only
-`load_settings` reads the environment.
+A value comes from the defaults below, a YAML file, the environment (`FRAZIL_LOG__SYNC`) or a flag;
+each source overrides the one before. Unknown keys, wrong types and contradictions are
+`InvalidRequest`, with the key, the nearest valid key, and its source. `Settings()` is the defaults
+alone; only `load_settings` reads the environment.
 """
 
 from __future__ import annotations
