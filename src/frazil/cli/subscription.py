@@ -78,7 +78,9 @@ def create(
     context: typer.Context,
     topic: Topic,
     name: Name,
-    kind: Annotated[Kind, typer.Option("--type", help="Who gets a record.")] = "shared",
+    kind: Annotated[
+        Kind, typer.Option("--type", help="The sharing of records between consumers.")
+    ] = "shared",
     start: Annotated[
         str, typer.Option("--from", help="earliest, latest, an offset, an ISO 8601 time, or -5m.")
     ] = "latest",

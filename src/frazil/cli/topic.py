@@ -43,7 +43,7 @@ ObjectsSwitch = Annotated[
     typer.Option("--objects/--no-objects", help="Upload its records to the store, or not."),
 ]
 ObjectsAge = Annotated[
-    str | None, typer.Option("--objects-retention-age", help="Keep objects so long: 365d.")
+    str | None, typer.Option("--objects-retention-age", help="Keep objects for so long: 365d.")
 ]
 ObjectsSize = Annotated[
     str | None, typer.Option("--objects-retention-bytes", help="Keep objects up to: 1TiB.")
@@ -51,7 +51,7 @@ ObjectsSize = Annotated[
 DropTable = Annotated[bool, typer.Option("--drop-table", help="Its Iceberg table as well.")]
 Signals = Annotated[
     list[str] | None,
-    typer.Option("--signal", help="A limit of its own, e.g. flush_age_s=10s; may be repeated."),
+    typer.Option("--signal", help="A limit of this topic, e.g. flush_age_s=10s; may be repeated."),
 ]
 
 

@@ -55,7 +55,7 @@ def test_the_failures_of_the_worker_keep_their_class_and_facts(db, stand_in):
         assert type(caught.value) is error
         assert str(caught.value) == "a sentence (table=default.failing)"
     stand_in.answers["verify"] = "die"
-    with pytest.raises(Unavailable, match="lost meanwhile"):
+    with pytest.raises(Unavailable, match="worker was lost"):
         db.lake.verify("failing")
     stand_in.answers["verify"] = good("failing")
     assert db.lake.verify("failing").verdict == "good"
