@@ -35,7 +35,7 @@ _ADVICE: Final = {
 _ADVICE_ENDINGS: Final = {
     "endpoint": "check the URL, and that the server runs and can be reached from here",
     "allow_http": "use https, or set it to true where the network is trusted",
-    "access_key": "set a key that the store knows and that may list, read, write and delete",
+    "access_key": "set a key of the store that may list, read, write and delete",
     "secret_key": "set the secret that belongs to the access key",
     "account_key": "set a key of the account",
     "account_name": "name the account",

@@ -525,7 +525,7 @@ class Engine(Instance):
         return attrs.evolve(request, options={**request.options, "lake": has_lake})
 
     def _note_lake(self, name: str) -> None:
-        """Tell the lake that a topic was created or changed, or that this failed."""
+        """Notify the lake that a topic was created or changed, or that this failed."""
         with contextlib.suppress(NotFound, Closed):
             self.lake.changed(full_topic_name(name))
 

@@ -230,7 +230,7 @@ class PartitionedTopic(TopicHandle):
         return self._changes().part_of(step, len(self.parts))
 
     def part_of_key(self, key: object) -> int:
-        """Return the part that a key belongs to; `key` as `Topic.get` takes it.
+        """Return the part that a key belongs to; `key` is as for `Topic.get`.
 
         Raises:
             InvalidRequest: if the topic has no primary key, or the key does not fit it.
@@ -292,7 +292,7 @@ class PartitionedTopic(TopicHandle):
         keyed = runtime.changes.columns
         if keyed.changes.version != version:
             name = self.name
-            raise Conflict("the topic's columns changed meanwhile, try again", topic=name)
+            raise Conflict("the topic's columns changed during the call, try again", topic=name)
         return batch_steps(runtime, keyed, batch)
 
     def _events(self, data: object) -> Pieces:

@@ -571,7 +571,7 @@ class Topic(TopicHandle):
                 raise Conflict("a hold never moves backwards", hold=name, offset=offset, now=now)
             if offset > state.durable:
                 raise InvalidRequest(
-                    "hold must not pass what is durable", offset=offset, durable=state.durable
+                    "hold must not pass the durable offset", offset=offset, durable=state.durable
                 )
             self._set_hold(name, offset)
 

@@ -222,7 +222,7 @@ def _read(store: ObjectStore, found: BackupKey) -> Backup:
     data = store.get(found.key, start=0, length=found.size)
     backup = decode_backup(data)
     if backup_key(backup, data) != found.key:
-        raise CorruptionError("content of a backup is not what its name says", key=found.key)
+        raise CorruptionError("content of a backup does not match its key", key=found.key)
     return backup
 
 
@@ -340,8 +340,8 @@ class Backups:
                 self._engine.states.put(StateTag.EPOCH, LEASE, value)
             raise Conflict(
                 "another broker with these objects is in use, restored from this store or from a "
-                "copy: what this one uploads would not be restored; end the other one, then start "
-                "this one again",
+                "copy: a restore would ignore uploads of this broker; stop the other one, then "
+                "start this one again",
                 epoch=epoch,
                 epoch_found=found[-1].epoch,
                 key=found[-1].key,

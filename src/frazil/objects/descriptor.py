@@ -1,7 +1,7 @@
 """The metadata rows of objects: descriptors, a topic's watermarks and intent, garbage. Pure.
 
     /objects/<topic 8 hex>/<first 16 hex>    Descriptor
-    /objects/<topic 8 hex>/state             ObjectsState, with the Intent of an upload under way
+    /objects/<topic 8 hex>/state             ObjectsState, with the Intent of a pending upload
     /objects/garbage/<16 hex>                Garbage
 
 `docs/internals/objects.md` defines which rows change together.

@@ -556,7 +556,7 @@ def _word(value: str | SecretText, setting: str) -> str:
     text = resolve(value, setting=f"objects.{setting}")
     if not _is_word(text):
         raise InvalidRequest(
-            "setting has a space, a line's end or a letter that no request can have",
+            "setting has a space, a line end or a character that no request can have",
             setting=f"objects.{setting}",
         )
     return text
@@ -623,7 +623,7 @@ def _profile_credentials(profile: str) -> Any:
         return Boto3CredentialProvider(Session(profile_name=profile))
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise InvalidRequest(
-            "credentials of the profile cannot be had", setting="objects.profile", reason=error
+            "credentials of the profile are not available", setting="objects.profile", reason=error
         ) from error
 
 

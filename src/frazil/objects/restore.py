@@ -164,7 +164,7 @@ def _check_target(file_system: FileSystem, target: str) -> None:
         raise Conflict("the target is not empty, restore into a new directory", path=target)
     if file_system.stat(target + SUFFIX) is not None:
         raise Conflict(
-            "an earlier restore was cut short, remove what it left and try again",
+            "an earlier restore was interrupted, remove its files and try again",
             path=target + SUFFIX,
         )
 
@@ -249,7 +249,7 @@ def _remember_runs(
                     take_runs(plan.state, frame.head, runs)
         except (CorruptionError, NotFound) as error:
             plan.warnings.append(
-                f"topic {topic.spec.name}: repeats of its producers may be taken twice: {error}"
+                f"topic {topic.spec.name}: repeats of its producers may be written twice: {error}"
             )
 
 
@@ -287,7 +287,7 @@ def _write_journal(
         for topic in plan.topics:
             first = plan.state.topics[topic.spec.id].next
             if first < topic.next_offset:
-                reason = "may have been given out before the restore"
+                reason = "may have been assigned before the restore"
                 gap = SpecialRange(first, topic.next_offset, RANGE_GAP, reason)
                 written.gap(topic.spec.id, gap)
     finally:

@@ -66,7 +66,7 @@ HOLDS_S: Final = 1.0
 RETENTION_CHECK_S: Final = 60.0
 BACKUP_CHECK_S: Final = 1.0
 CLOSE_S: Final = 5.0
-"""The longest wait of a closing engine for uploads under way; the next process continues them."""
+"""The longest wait of a closing engine for running uploads; the next process continues them."""
 READ_TIMEOUT_S: Final = 10.0
 """The deadline of reads: a waiting reader gets an error sooner than an upload."""
 FLUSH_TIMEOUT_S: Final = 300.0
@@ -76,8 +76,8 @@ UNREADABLE_MAX: Final = 100
 LOCATION_KEY: Final = "/objects-location"
 """The metadata row with the store's location, so that a changed setting is noticed."""
 LOST: Final = (
-    "the metadata lacks objects that were registered; until they are found in the store nothing is "
-    "uploaded, and no record of the topic is given up"
+    "the metadata lacks registered objects; until they are found in the store, the topic is not "
+    "uploaded and its records are kept"
 )
 
 
@@ -310,12 +310,12 @@ class Objects:
         self.begin()
 
     def _settled(self, runtime: TopicRuntime) -> list[Control]:
-        """Add or remove a topic as its definition says; return the frame of its hold, if any."""
+        """Add or remove a topic by its definition; return the frame of its hold, if any."""
         topic_id, spec = runtime.state.id, runtime.state.spec
         if not has_objects(spec, self._engine.settings):
             known = self.topics.pop(topic_id, None)
             if known is not None:
-                known.waits.refuse("the topic is uploaded no more")
+                known.waits.refuse("the topic is no longer uploaded")
                 runtime.objects = None
             is_dropped = OBJECTS_HOLD in runtime.state.holds and not spec.objects
             return [_hold_control(runtime, None)] if is_dropped else []

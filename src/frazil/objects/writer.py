@@ -50,7 +50,7 @@ RETRY_DELAY_S: Final = 0.5
 RETRY_DELAY_MAX_S: Final = 60.0
 WAITING_DELAY_S: Final = 2.0
 """The longest pause of a topic with waiting publishers after the store did not answer."""
-GONE: Final = "gone before it was uploaded"
+GONE: Final = "removed before it was uploaded"
 
 
 class ObjectBuilder:
@@ -407,7 +407,7 @@ class Uploader:
         try:
             found = find_written(self._store, intent)
         except CorruptionError as error:
-            self._catalog.abandon(topic_id, why="it was damaged on its way")
+            self._catalog.abandon(topic_id, why="it was damaged in transit")
             # The journal is not damaged: the same range is uploaded again under another key.
             raise Unavailable(
                 "object is damaged in the store, it is uploaded again", key=intent.key, reason=error

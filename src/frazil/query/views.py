@@ -122,7 +122,7 @@ def duckdb_type(data_type: pa.DataType) -> str:
         return simple
     write = next((write for is_kind, write in _COMPOSED if is_kind(data_type)), None)
     if write is None:
-        raise InvalidRequest("column has a type that SQL does not know", type=data_type)
+        raise InvalidRequest("column has a type that SQL does not support", type=data_type)
     return write(data_type)
 
 

@@ -269,7 +269,7 @@ def _vector_bytes(topic: TopicTiers) -> int:
 def _quota_error(tiers: Tiers, parts: Sequence[TopicTiers]) -> FrazilError:
     return Overloaded(
         "the topic's quota is full and the rows of a keyed topic never expire; raise its "
-        "retention_bytes, or copy what is needed to another topic and delete this one",
+        "retention_bytes, or copy needed rows to another topic and delete this one",
         topic=parts[0].name,
         bytes=sum(tiers.disk.space.held_bytes(topic.id, 0) for topic in parts),
         bytes_max=quota_of(parts[0].state.spec, tiers.settings.log),
@@ -280,8 +280,8 @@ def _quota_error(tiers: Tiers, parts: Sequence[TopicTiers]) -> FrazilError:
 def _vectors_error(topic: TopicTiers, bytes_max: int) -> FrazilError:
     return Overloaded(
         "the topic has too many superseded rows in files, and its deletion vector fills its "
-        "share of memory; raise memory.budget_bytes, or copy what is needed to another topic "
-        "and delete this one",
+        "share of memory; raise memory.budget_bytes, or copy needed rows to another topic and "
+        "delete this one",
         topic=topic.name,
         bytes=_vector_bytes(topic),
         bytes_max=bytes_max,

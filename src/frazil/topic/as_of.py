@@ -228,7 +228,7 @@ def _check_boundary(runtime: TopicRuntime, at: int, start: int, asked: Mapping[s
         return
     above = bisect_right(known, at)
     raise InvalidRequest(
-        "a keyed topic can be seen at committed boundaries only below what is committed",
+        "below its committed offset a keyed topic can be queried only at commit boundaries",
         **asked,
         nearest=", ".join(map(str, known[max(above - 1, 0) : above + 1])),
     )

@@ -100,7 +100,7 @@ def check_count(frame: Frame, count: int) -> None:
     """Refuse a frame whose number of records differs from its head's."""
     if count != frame.head.records:
         raise CorruptionError(
-            "frame holds another number of records than it says",
+            "frame has another number of records than its head",
             lsn=frame.head.lsn,
             records=count,
             records_said=frame.head.records,

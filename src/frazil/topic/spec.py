@@ -137,7 +137,7 @@ def _sort_ids(schema: pa.Schema, names: Sequence[str]) -> tuple[int, ...]:
         found = schema.field(name) if name in schema.names else None
         if found is None or pt.is_nested(found.type) or names.count(name) > 1:
             raise InvalidRequest(
-                "sort_by must name columns of the topic, each once and none with parts of its own",
+                "sort_by must name columns of the topic, each once and none of a nested type",
                 column=name,
                 columns=", ".join(schema.names),
             )

@@ -305,7 +305,7 @@ def test_a_target_that_is_not_empty_is_refused(scene, tmp_path):
         scene.restore()
     scene.lose_machine()
     (tmp_path / "machine-1.restoring").mkdir()
-    with pytest.raises(Conflict, match="cut short"):
+    with pytest.raises(Conflict, match="interrupted"):
         scene.restore()
     (tmp_path / "machine-1.restoring").rmdir()
     (tmp_path / "machine-1").mkdir()
