@@ -93,6 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
     def count(self):
         """The number of messages is the number of records that a read gives."""
         model = self.model()
+        self.world.sync()
         marks = self.world.topic(model).describe()["watermarks"]
         known = [offset for offset in model.values if offset >= marks["start"]]
         assert self.world.topic(model).stats()["message_count"] == len(known)
