@@ -173,12 +173,20 @@ def ask(engine, sql: str) -> list:
     raise SystemExit(f"no answer: {sql}")
 
 
+def wait_for_sync(topic) -> None:
+    """Wait for the periodic sync: readers and SQL see durable records only."""
+    while (marks := topic.describe()["watermarks"])["durable"] < marks["head"]:
+        time.sleep(0.02)
+
+
 def count_records(engine) -> int:
     """Read every topic to its end and return how many records it gave, each offset once."""
     total = 0
     for number in range(TOPICS):
         expected = 0
-        for batch in engine.topic(f"load{number}").read():
+        topic = engine.topic(f"load{number}")
+        wait_for_sync(topic)
+        for batch in topic.read():
             if batch.offset != expected:
                 raise SystemExit(f"load{number}: offset {batch.offset} instead of {expected}")
             expected = batch.offset_next

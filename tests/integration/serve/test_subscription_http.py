@@ -148,11 +148,11 @@ def test_refusals_say_what_is_wrong(tmp_path):
             ({"call": "list", "topic": "nothing"}, 404, "no such topic"),
             ({"call": "list", "topic": "/a/b/c/d"}, 400, "name"),
             ({"call": "policy", **named(policy={"odd": 1})}, 400, "unknown field"),
-            ({"call": "steal", **named()}, 400, "no call"),
-            ({"call": "drop", **named(more=1)}, 400, "no call"),
-            ([], 400, "no call"),
-            (b"\xff{", 400, "no call"),
-            (b"[" * 60_000, 400, "no call"),
+            ({"call": "steal", **named()}, 400, "not a call"),
+            ({"call": "drop", **named(more=1)}, 400, "not a call"),
+            ([], 400, "not a call"),
+            (b"\xff{", 400, "not a call"),
+            (b"[" * 60_000, 400, "not a call"),
         ]:
             got, answer = await world.post(call)
             assert (got, word in json.dumps(answer)) == (status, True), (call, got, answer)
