@@ -11,6 +11,7 @@ from bench.baselines import read_and_sum
 from bench.harness import Bench, Row, absolute, compare, in_turn, process_read_bytes
 from frazil.engine import frames_of, inspect_journal
 from frazil.fs import RealFileSystem
+from frazil.log import DataDirectory
 from frazil.log import format as fmt
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def _row_frames(bench: Bench) -> list[Row]:
             },
             bench.pick(7, 3),
         )
-        directory = engine.log.journal.directory
+        directory = os.path.dirname(engine.log.journal.directory)
         ids = {name: topic.runtime.state.id for name, topic in topics.items()}
     _check_kinds(directory, {name: ids[name] for name in ROWS})
     return [
@@ -118,10 +119,10 @@ def _row_frames(bench: Bench) -> list[Row]:
 def _check_kinds(directory: str, topics: dict[str, int]) -> None:
     """Look at the frames: a bar on rows is not to be met with records that came out as Arrow."""
     records = {topic: {fmt.KIND_ROWS: 0, fmt.KIND_ARROW: 0} for topic in topics.values()}
-    survey = inspect_journal(RealFileSystem(), directory, name="shared").survey
-    if survey is None:
+    facts = inspect_journal(RealFileSystem(), DataDirectory(directory))
+    if facts is None or facts.survey is None:
         raise SystemExit("the journal cannot be read")
-    for found in survey.found:
+    for found in facts.survey.found:
         for frame in frames_of(found):
             head = frame.head
             if head is not None and head.topic in records and head.kind in records[head.topic]:
