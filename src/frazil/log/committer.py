@@ -125,9 +125,7 @@ class Committer:
             self._bytes = size
             self._records = records
             self._entries += entries
-            if self._sleeping:
-                self._sleeping = False
-                self._wake.release()
+            self._wake_thread()
         return True
 
     def commit_here(self, entries: list[Entry]) -> bool:

@@ -118,7 +118,7 @@ class Sandbox:
                 async with asyncio.timeout(DEADLINE_S):
                     process.stdin.write(encode(request))
                     await process.stdin.drain()
-                    await _receive(process, answers, len(request.payloads))
+                    await _receive(process, answers, len(request.payloads) or 1)
             except TimeoutError:
                 await self._end(process)
             except (OSError, EOFError) as error:
@@ -191,6 +191,6 @@ async def _receive(
     """Add the answers of one request, at most `count_max`, including those before an error."""
     assert process.stdout is not None
     while not (answers and answers[-1].is_last):
-        if len(answers) >= max(count_max, 1):
+        if len(answers) >= count_max:
             raise EOFError("the schema worker gave more answers than were asked for")
         answers.append(await receive(process.stdout))

@@ -304,10 +304,7 @@ class CursorWriter:
 
     def _flush(self) -> None:
         for settle in self._settling:
-            try:
-                settle()
-            except Exception as error:  # noqa: BLE001 - a bug of one subscription stops no other
-                _note_bug(self._loop, error)
+            _guarded(self._loop, settle)
         self._settling = []
         waiting, self._waiting = self._waiting, {}
         deadline = self._loop.time() + ROOM_WAIT_S
@@ -331,7 +328,7 @@ class CursorWriter:
             if self._loop.time() >= deadline:
                 # Not through the waiter: one by one they would wait as long again.
                 for _own, answer in some:
-                    answer(error)
+                    _guarded(self._loop, answer, error)
                 return
             self._loop.call_later(RETRY_S, self._submit, runtime, some, deadline)
         except FrazilError as error:
@@ -365,10 +362,7 @@ class _FrameWaiter:
 
     def set_result(self, _ack: Ack) -> None:
         for _change, answer in self._changes:
-            try:
-                answer(None)
-            except Exception as error:  # noqa: BLE001 - a bug of one subscription stops no other
-                _note_bug(self._loop, error)
+            _guarded(self._loop, answer, None)
 
     def set_exception(self, error: Any) -> None:
         if isinstance(error, ONE_BY_ONE) and len(self._changes) > 1:
@@ -376,11 +370,14 @@ class _FrameWaiter:
             self._one_by_one(self._changes)
             return
         for _change, answer in self._changes:
-            answer(error)
+            _guarded(self._loop, answer, error)
 
 
-def _note_bug(loop: asyncio.AbstractEventLoop, error: Exception) -> None:
-    loop.call_exception_handler({"message": "a subscription failed", "exception": error})
+def _guarded(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *given: Any) -> None:
+    try:
+        call(*given)
+    except Exception as error:  # noqa: BLE001 - a bug of one subscription stops no other
+        loop.call_exception_handler({"message": "a subscription failed", "exception": error})
 
 
 def _stray_holds(state: TopicState) -> Iterable[Control]:

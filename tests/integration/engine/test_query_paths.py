@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import InvalidRequest, NotFound, Overloaded
-from tests.integration.engine.opening import open_small, wait_until
+from tests.integration.engine.opening import wait_until
 
 COLUMNS = {
     "id": pa.int64(),
@@ -38,9 +38,8 @@ ROW = {
 
 
 @pytest.fixture
-def db(tmp_path):
-    with open_small(tmp_path) as engine:
-        yield engine
+def db(engine):
+    return engine
 
 
 @pytest.fixture
