@@ -508,8 +508,10 @@ class World:
             dispatch, status = self.subscription._dispatch, self.subscription.status()
             kept = [each for each in dispatch._records.values() if each.value is not None]
             again = [each for each in kept if each.state is State.READY]
-            assert len(kept) - len(again) <= status.held, "records are kept that were met already"
-            assert sum(each.size for each in kept) == dispatch.held_bytes
+            held = [each for each in dispatch._spans if each.values]
+            count = sum(each.end - each.first for each in held) + len(kept) - len(again)
+            assert count <= status.held, "records are kept that were met already"
+            assert sum(each.size for each in kept + held) == dispatch.held_bytes
             size_max = self.held_bytes_max + PORTION_BYTES + sum(each.size for each in again)
             assert dispatch.held_bytes <= size_max, "more is kept than may be"
         await self.drain()
@@ -538,6 +540,7 @@ class World:
         assert (status.unacked, status.held, status.paused) == (0, 0, None), status
         assert self.subscription._dispatch.held_bytes == 0, "records are kept that nobody needs"
         assert not self.subscription._dispatch._records
+        assert not self.subscription._dispatch._spans
 
     def is_idle(self):
         """Whether all was read, and nothing is with anybody."""

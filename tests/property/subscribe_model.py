@@ -87,6 +87,8 @@ class Specification:
         self.changed = 0
         self.unblocked = set()
         self.coming, self.condemned, self.reading = set(), set(), set()
+        # What has its place in the window since before the window changed.
+        self.admitted = set()
         self.before_ack, self.before_nack = {}, {}
         # What was acked before this life delivered it: it may be in line by now, as new.
         self.acked_early = set()
@@ -160,6 +162,8 @@ class Specification:
 
     def put_off(self, offset, now):
         """It could not be read: that is no failure, and where order counts nothing overtakes it."""
+        # A policy of today may deliver what was to be a dead letter.
+        self.condemned.discard(offset)
         self.not_before[offset] = now + self.limits.retry_ms
         if self.kind in SINGLE:
             self.returned.add(offset)
@@ -234,7 +238,7 @@ class Specification:
                 self._deliver_in_line(offset, member)
             else:
                 self._deliver_by_key(offset, key, member)
-            if offset not in self.known | self.acked_early | self.delivered:
+            if offset not in self.known | self.acked_early | self.delivered | self.admitted:
                 self._deliver_first(offset)
             self.delivered.add(offset)
             self.returned.discard(offset)

@@ -24,6 +24,7 @@ from frazil.subscribe import (
     Notice,
     Poison,
     Read,
+    State,
     SubscriptionType,
 )
 from tests.property.subscribe_model import Member, Specification
@@ -163,6 +164,10 @@ class World:
         pool = list(self.spec.hands) * 3 + list(self.spec.delivered) + list(self.spec.known)
         pool += [*self.spec.records, self.end + 3]
         offsets = [self.random.choice(pool) for _ in range(self.random.choice((1, 1, 3, 10)))]
+        if self.random.random() < 0.3:
+            # Consecutive deliveries, as a client that acks in order.
+            first = self.random.choice(pool)
+            offsets += sorted(each for each in self.spec.hands if each >= first)[:20]
         change = self.dispatch.ack(offsets, head=self.end)
         self.tell("ack", offsets, change)
         self.spec.ack(offsets, change)
@@ -232,6 +237,10 @@ class World:
             window = self.random.choice(WINDOWS)
             self.limits = self.spec.limits = attrs.evolve(self.limits, max_unacked_messages=window)
         self.tell("configure", policy, self.limits.max_unacked_messages)
+        # What waits to be read again got its place in the window of before.
+        again = (State.READY, State.READING)
+        records = self.dispatch._records.items()
+        self.spec.admitted |= {offset for offset, each in records if each.state in again}
         self.dispatch.configure(policy, self.limits, now_ms=self.now)
         self.spec.configure(policy, self.now)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -27,6 +28,7 @@ __all__ = [
     "Notice",
     "NoticeKind",
     "Read",
+    "Span",
     "State",
 ]
 
@@ -113,6 +115,7 @@ class Change(msgspec.Struct, eq=False):
 
     cause: Cause
     records: list[DeliveryRecord] = []
+    spans: list[Span] = []
     offsets: list[int] = []
     ranges: list[tuple[int, int]] = []
     attempts: list[int] = []
@@ -165,6 +168,48 @@ class DeliveryRecord(msgspec.Struct, eq=False):
     def is_special(self, now_ms: int, attempts_max: int) -> bool:
         """Whether it cannot simply be delivered: it is delayed, or its attempts are used up."""
         return self.due_ms > now_ms or self.attempt > attempts_max
+
+
+class Span(msgspec.Struct, eq=False):
+    """The delivery state of `[first, end)`: HELD, or IN_FLIGHT as the first attempt.
+
+    `values`, and `sums` of the sizes up to each record, begin at the offset `base`: spans that
+    were cut from one share them. `singles` is set when each record has got a state of its own.
+    """
+
+    attempt: ClassVar[int] = 1
+    first: int
+    end: int
+    base: int
+    sums: list[int]
+    values: Sequence[Any]
+    state: State = State.HELD
+    member: Member | None = None
+    sent_ms: int = -1
+    settling: Change | None = None
+    singles: list[DeliveryRecord] | None = None
+
+    @property
+    def size(self) -> int:
+        """The size of all records."""
+        return self.size_below(self.end) - self.size_below(self.first)
+
+    def size_below(self, offset: int) -> int:
+        """Return the size of the records from `base` to `offset`."""
+        return self.sums[offset - self.base - 1] if offset > self.base else 0
+
+    def end_within(self, messages: int, size_bytes: int) -> int:
+        """Return the end of the first records within bounds; the last one may cross `size_bytes`."""
+        at = bisect_left(
+            self.sums, self.size_below(self.first) + size_bytes, self.first - self.base
+        )
+        return min(self.base + at + 1, self.first + messages, self.end)
+
+    def pass_values(self) -> Sequence[Any]:
+        """Return the values and forget them."""
+        values = self.values[self.first - self.base : self.end - self.base]
+        self.values = ()
+        return values
 
 
 class Deliver(NamedTuple):

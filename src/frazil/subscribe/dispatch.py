@@ -29,11 +29,13 @@ from frazil.subscribe.delivery_state import (
     Notice,
     NoticeKind,
     Read,
+    Span,
     State,
 )
 from frazil.subscribe.fifo import FifoDispatcher
 from frazil.subscribe.key_shared import KeySharedDispatcher, key_filter
 from frazil.subscribe.policy import FailurePolicy, Limits, Poison, SubscriptionType
+from frazil.subscribe.spans import Spans
 
 __all__ = ["Dispatch", "Status"]
 
@@ -45,6 +47,8 @@ UNREAD, HELD, IN_FLIGHT, READY = State.UNREAD, State.HELD, State.IN_FLIGHT, Stat
 NOTED: Final = (Cause.DROP, Cause.SKIP)
 SINGLE: Final = (SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER)
 REASON_CHARACTERS_MAX: Final = 1_024
+SPAN_MIN: Final = 4
+"""Fewer consecutive records are handled singly."""
 REASONS: Final = {Cause.TIMEOUT: "no ack in time", Cause.LOST: "the consumer's stream ended"}
 
 
@@ -96,6 +100,7 @@ class Dispatch:
         self._limits = limits
         self._actions: list[Action] = []
         self._records: dict[int, DeliveryRecord] = {}
+        self._spans = Spans(self._records)
         self._unacked = 0
         self._unread = 0
         self._attempts = {o: n for o, n in attempts.items() if o not in self.cursor}
@@ -114,7 +119,7 @@ class Dispatch:
         self._keyed: KeySharedDispatcher | None = None
         """The schedule of KeyShared."""
         self._schedule: FifoDispatcher | KeySharedDispatcher = FifoDispatcher(
-            self._records, is_shared=kind is SubscriptionType.SHARED
+            self._records, self._spans, is_shared=kind is SubscriptionType.SHARED
         )
         if kind is SubscriptionType.KEY_SHARED:
             self._schedule = self._keyed = KeySharedDispatcher(self._records, limits)
@@ -165,6 +170,9 @@ class Dispatch:
 
     def _lose(self, member: Member, now_ms: int) -> None:
         """Take back the records of a consumer that left."""
+        for span in self._spans:
+            if span.member is member and span.settling is None:
+                self._spans.dissolve(span)
         lost = [
             record
             for record in self._records.values()
@@ -176,7 +184,7 @@ class Dispatch:
         """Take over the consumers, their order and keys from the dispatch before this one."""
         self._members, self._schedule = before._members, before._schedule
         self._keyed = before._keyed
-        self._schedule.begin(self._records)
+        self._schedule.begin(self._records, self._spans)
 
     def want(self, consumer_id: int, *, messages: int, size_bytes: int) -> bool:
         """Set how much the consumer's stream takes from now on; deliveries use it up.
@@ -231,17 +239,24 @@ class Dispatch:
 
     def are_with(self, consumer_id: int, offsets: list[int], attempts: list[int]) -> bool:
         """Return whether all of these records are with this consumer, as these attempts."""
-        for offset, attempt in zip(offsets, attempts, strict=True):
-            if self.holder(offset) != consumer_id or self._records[offset].attempt != attempt:
-                return False
-        return True
+        return all(
+            found is not None
+            and found.attempt == attempt
+            and found.member is not None
+            and found.member.consumer_id == consumer_id
+            for found, attempt in zip(map(self._in_flight, offsets), attempts, strict=True)
+        )
+
+    def _in_flight(self, offset: int) -> DeliveryRecord | Span | None:
+        """Return the state of a record that is with a consumer and not being settled."""
+        found = self._records.get(offset) or self._spans.find(offset)
+        is_out = found is not None and found.state is IN_FLIGHT and found.settling is None
+        return found if is_out else None
 
     def holder(self, offset: int) -> int | None:
         """Return the id of the consumer that a record is in flight to."""
-        record = self._records.get(offset)
-        if record is None or record.state is not IN_FLIGHT or record.settling is not None:
-            return None
-        return record.member.consumer_id if record.member is not None else None
+        found = self._in_flight(offset)
+        return None if found is None or found.member is None else found.member.consumer_id
 
     def feed(
         self,
@@ -259,10 +274,24 @@ class Dispatch:
         """
         first, self.offset_next = self.offset_next, offset_end
         assert not offsets or first <= offsets[0] <= offsets[-1] < offset_end
-        records = list(map(DeliveryRecord, offsets, sizes, keys or repeat(""), values or offsets))
-        if len(offsets) != offset_end - first:
+        count = len(offsets)
+        if count != offset_end - first:
             self._pass_gaps(gaps_of(offsets, first=first, end=offset_end))
-        if self._attempts or self._unread or first < self.cursor.end:
+        schedule, has_history = self._schedule, self._attempts or self._unread
+        has_history = has_history or first < self.cursor.end
+        if (
+            count >= SPAN_MIN
+            and not has_history
+            and isinstance(schedule, FifoDispatcher)
+            and not schedule.takes_turns
+            and offsets[-1] - offsets[0] == count - 1
+        ):
+            span = self._spans.add(offsets[0], sizes, values or offsets)
+            self.held_bytes += span.size
+            schedule.feed_span(span)
+            return
+        records = list(map(DeliveryRecord, offsets, sizes, keys or repeat(""), values or offsets))
+        if has_history:
             records = self._recall(records)
         self._records.update(zip([record.offset for record in records], records, strict=True))
         self.held_bytes += sum([record.size for record in records])
@@ -299,6 +328,9 @@ class Dispatch:
         """Drop the values of the newest held records beyond a size; they are read again."""
         if self.held_bytes <= bytes_max:
             return
+        for span in self._spans:
+            if span.state is HELD:
+                self._spans.dissolve(span)
         for record in reversed(self._records.values()):
             if record.state is HELD:
                 self._drop_value(record)
@@ -322,13 +354,13 @@ class Dispatch:
         return self._settle(offsets, Cause.ACK, head)
 
     def _settle(self, offsets: Sequence[int], cause: Cause, head: int = 0) -> Change | None:
-        change, records = Change(cause), self._records
-        for offset in offsets:
-            record = records.get(offset)
+        change, spans = Change(cause), self._spans
+        for offset in spans.settle(change, offsets) if spans else offsets:
+            record = spans.single(offset)
             if record is None:
                 if not 0 <= offset < head or offset in self.cursor:
                     continue
-                record = records[offset] = DeliveryRecord(offset, state=UNREAD)
+                record = self._records[offset] = DeliveryRecord(offset, state=UNREAD)
                 self._unread += 1
             elif record.settling is not None:
                 if record.settling is not change and record.settling not in change.after:
@@ -337,7 +369,7 @@ class Dispatch:
             record.settling = change
             change.records.append(record)
             change.offsets.append(offset)
-        if not change.records:
+        if not change.offsets:
             return change if change.after else None
         change.ranges = ranges_of(sorted(change.offsets))
         if self._gaps:
@@ -349,7 +381,7 @@ class Dispatch:
         self, offset: int, *, now_ms: int, delay_ms: int = 0, reason: str = ""
     ) -> Change | None:
         """Queue a delivered record again; return the change to journal, None if there is none."""
-        record = self._records.get(offset)
+        record = self._spans.single(offset)
         if record is None:
             return None
         if record.settling is None and record.state is IN_FLIGHT:
@@ -393,8 +425,9 @@ class Dispatch:
     def take_back(self, consumer_id: int, offsets: Sequence[int]) -> None:
         """Take back records that no program has seen: that is no failed delivery."""
         for offset in offsets:
-            if self.holder(offset) == consumer_id:
-                self._make_ready(self._records[offset])
+            record = self._spans.single(offset)
+            if record is not None and self.holder(offset) == consumer_id:
+                self._make_ready(record)
 
     def dead_lettered(self, offset: int) -> Change | None:
         """Settle a durably dead-lettered record; return the change to journal."""
@@ -508,6 +541,11 @@ class Dispatch:
         for first, end in change.ranges:
             self.cursor.ack_range(first, end)
         self._is_cursor_full = self.cursor.is_full
+        for span in change.spans:
+            self._spans.remove(span)
+            self._unacked -= span.end - span.first
+            self.unacked_bytes -= span.size
+            span.settling = span.member = None
         for record in change.records:
             del self._records[record.offset]
             if record.state is UNREAD:
@@ -550,6 +588,8 @@ class Dispatch:
         assert change.is_open
         change.is_open = False
         self._gaps += change.gaps
+        for span in list(change.spans):
+            self._spans.dissolve(span)
         for record in change.records:
             if change.attempts:
                 record.counting = None
@@ -613,6 +653,13 @@ class Dispatch:
             return []
         timeout_ms, first_ms = self._policy.ack_timeout_ms, None
         overdue: list[int] = []
+        for span in self._spans:
+            if span.state is IN_FLIGHT:
+                end_ms = span.sent_ms + timeout_ms
+                if end_ms <= now_ms and span.settling is None:
+                    self._spans.dissolve(span)
+                elif first_ms is None or end_ms < first_ms:
+                    first_ms = max(end_ms, now_ms + 1)
         for offset, record in self._records.items():
             if record.state is IN_FLIGHT:
                 end_ms = record.until_ms if record.until_ms >= 0 else record.sent_ms + timeout_ms
@@ -626,8 +673,9 @@ class Dispatch:
 
     def prolong(self, offset: int, *, until_ms: int) -> None:
         """Let the ack of a record in flight take until then."""
-        if self.holder(offset) is not None:
-            self._records[offset].until_ms = until_ms
+        record = self._spans.single(offset)
+        if record is not None and self.holder(offset) is not None:
+            record.until_ms = until_ms
             if self._timeout_ms is not None:
                 self._timeout_ms = min(self._timeout_ms, until_ms)
 
@@ -734,7 +782,6 @@ class Dispatch:
                 attempts_max=self._attempts_max,
             )
             for member, records in hands:
-                self._unacked += len(records)
                 self._deliver(member, records, now_ms, is_new=True)
             if special is None:
                 return
@@ -756,23 +803,35 @@ class Dispatch:
             self._actions.append(Read())
 
     def _deliver(
-        self, member: Member, records: list[DeliveryRecord], now_ms: int, *, is_new: bool
+        self,
+        member: Member,
+        records: list[DeliveryRecord | Span],
+        now_ms: int,
+        *,
+        is_new: bool,
     ) -> None:
         offsets: list[int] = []
         attempts: list[int] = []
         values: list[Any] = []
         size_bytes, attempt_max = 0, 1
-        for record in records:
-            record.state, record.member = IN_FLIGHT, member
-            record.sent_ms, record.until_ms = now_ms, -1
-            offsets.append(record.offset)
-            attempts.append(record.attempt)
-            attempt_max = max(attempt_max, record.attempt)
-            values.append(record.value)
-            size_bytes += record.size
-            record.value = None
+        for each in records:
+            each.state, each.member, each.sent_ms = IN_FLIGHT, member, now_ms
+            size_bytes += each.size
+            if type(each) is Span:
+                offsets += range(each.first, each.end)
+                attempts += [1] * (each.end - each.first)
+                values += each.pass_values()
+                continue
+            assert isinstance(each, DeliveryRecord)
+            each.until_ms = -1
+            offsets.append(each.offset)
+            attempts.append(each.attempt)
+            attempt_max = max(attempt_max, each.attempt)
+            values.append(each.value)
+            each.value = None
         self.held_bytes -= size_bytes
         if is_new:
+            self._unacked += len(offsets)
             self.unacked_bytes += size_bytes
         self._watch_timeouts(now_ms)
         numbers = attempts if attempt_max > 1 else None

@@ -5,12 +5,16 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
+from frazil.subscribe.delivery_state import DeliveryRecord, Member, Span, State
+
+if TYPE_CHECKING:
+    from frazil.subscribe.spans import Spans
 
 __all__ = ["FifoDispatcher", "Hands", "first_ready", "room_of"]
 
-Hands = list[tuple[Member, list[DeliveryRecord]]]
+Hands = list[tuple[Member, list[DeliveryRecord | Span]]]
 """Records to deliver, by consumer."""
 
 HELD, IN_FLIGHT, READY, READING = State.HELD, State.IN_FLIGHT, State.READY, State.READING
@@ -41,24 +45,30 @@ class FifoDispatcher:
     consumer without room loses its turn and does not delay the others.
     """
 
-    def __init__(self, records: dict[int, DeliveryRecord], *, is_shared: bool) -> None:
+    def __init__(
+        self, records: dict[int, DeliveryRecord], spans: Spans, *, is_shared: bool
+    ) -> None:
         self._is_shared = is_shared
         self._records = records
-        self.waiting: deque[DeliveryRecord] = deque()
+        self._spans = spans
+        self.waiting: deque[DeliveryRecord | Span] = deque()
         """Records that were never delivered."""
+        self.held = 0
+        """The number of records that were read and not yet delivered."""
         self.ready: list[int] = []
         """A heap of offsets to deliver again."""
         self._members: list[Member] = []
         self._turn = 0
 
-    def begin(self, records: dict[int, DeliveryRecord]) -> None:
+    def begin(self, records: dict[int, DeliveryRecord], spans: Spans) -> None:
         """Reset the records; keep the consumers and their turns."""
-        self._records, self.waiting, self.ready = records, deque(), []
+        self._records, self._spans = records, spans
+        self.waiting, self.ready, self.held = deque(), [], 0
 
     @property
-    def held(self) -> int:
-        """The number of records that were read and not yet delivered."""
-        return len(self.waiting)
+    def takes_turns(self) -> bool:
+        """Whether records go to several consumers in turn, one by one."""
+        return self._is_shared and len(self._members) > 1
 
     @property
     def active(self) -> Member | None:
@@ -89,6 +99,12 @@ class FifoDispatcher:
     def feed(self, records: Sequence[DeliveryRecord]) -> None:
         """Take records in, with higher offsets than all before."""
         self.waiting.extend(records)
+        self.held += len(records)
+
+    def feed_span(self, span: Span) -> None:
+        """Take a span in, with higher offsets than all before."""
+        self.waiting.append(span)
+        self.held += span.end - span.first
 
     def again(self, record: DeliveryRecord) -> None:
         """Queue a READY record for another delivery."""
@@ -99,7 +115,7 @@ class FifoDispatcher:
 
         Unless the subscription is Shared, nothing overtakes a record that is being read.
         """
-        ready, hands = self.ready, dict[Member, list[DeliveryRecord]]()
+        ready, hands = self.ready, dict[Member, list[DeliveryRecord | Span]]()
         while (record := first_ready(ready, self._records)) is not None:
             if record.value is None:
                 members = self._members if self._is_shared else self._members[:1]
@@ -124,36 +140,59 @@ class FifoDispatcher:
         The second value is the next record if it cannot simply be delivered: its ack is running,
         its value was dropped, or it failed or was delayed before a restart.
         """
-        queue, hands = self.waiting, dict[Member, list[DeliveryRecord]]()
-        only = self._members[0] if self._members and not self._is_shared else None
-        special = None
-        while queue and messages > 0 and size_bytes > 0:
-            record = queue[0]
-            if record.state is not HELD:
-                queue.popleft()
-                continue
-            if (
-                record.settling is not None
-                or record.value is None
-                or (record.attempt > 1 and record.is_special(now_ms, attempts_max))
+        queue, hands = self.waiting, dict[Member, list[DeliveryRecord | Span]]()
+        only = self._members[0] if self._members and not self.takes_turns else None
+        while messages > 0 and size_bytes > 0 and (head := self._head()) is not None:
+            if type(head) is DeliveryRecord and (
+                head.settling is not None
+                or head.value is None
+                or (head.attempt > 1 and head.is_special(now_ms, attempts_max))
             ):
-                special = queue.popleft()
-                break
+                queue.popleft()
+                self.held -= 1
+                return list(hands.items()), head
             member = only if only is not None and only.messages > 0 else self._next()
             if member is None or member.size_bytes <= 0:
                 break
-            queue.popleft()
-            size = record.size
-            member.messages -= 1
+            taken, count = head, 1
+            if type(head) is Span:
+                records_max = min(messages, member.messages)
+                end = head.end_within(records_max, min(size_bytes, member.size_bytes))
+                count = end - head.first
+                taken = self._spans.cut(head, head.first, end)
+            if taken is head:
+                queue.popleft()
+            size = taken.size
+            member.messages -= count
             member.size_bytes -= size
-            messages -= 1
+            messages -= count
             size_bytes -= size
+            self.held -= count
             hand = hands.get(member)
             if hand is None:
-                hands[member] = [record]
+                hands[member] = [taken]
             else:
-                hand.append(record)
-        return list(hands.items()), special
+                hand.append(taken)
+        return list(hands.items()), None
+
+    def _head(self) -> DeliveryRecord | Span | None:
+        """Return the first HELD record, or its span if one consumer can take all of it."""
+        queue = self.waiting
+        while queue:
+            head = queue[0]
+            if type(head) is Span:
+                if head.singles is None:
+                    if not self.takes_turns:
+                        return head
+                    self._spans.dissolve(head)
+                queue.popleft()
+                queue.extendleft(reversed(head.singles or ()))
+            elif head.state is HELD:
+                return head
+            else:
+                queue.popleft()
+                self.held -= 1
+        return None
 
     def _next(self) -> Member | None:
         """Return the next consumer in turn that has room."""

@@ -12,18 +12,21 @@ import heapq
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from frazil.subscribe.delivery_state import DeliveryRecord, Member, State
+from frazil.subscribe.delivery_state import DeliveryRecord, Member, Span, State
 from frazil.subscribe.fifo import first_ready, room_of
 
 if TYPE_CHECKING:
     from frazil.subscribe.fifo import Hands
     from frazil.subscribe.policy import Limits
+    from frazil.subscribe.spans import Spans
 
 __all__ = ["KeyOwners", "KeySharedDispatcher", "key_filter"]
 
 HELD, READY, PASSED = State.HELD, State.READY, State.PASSED
+DONE: Final = (PASSED, State.SETTLED)
+"""The states of records that need no delivery."""
 
 
 class KeySharedDispatcher:
@@ -52,7 +55,7 @@ class KeySharedDispatcher:
         """Unmatched keys are not skipped before this time."""
         self._retry_ms = limits.retry_ms
 
-    def begin(self, records: dict[int, DeliveryRecord]) -> None:
+    def begin(self, records: dict[int, DeliveryRecord], _spans: Spans) -> None:
         """Reset the records; keep the consumers and the owners of keys."""
         self._records, self.waiting, self.held, self._unmatched = records, {}, 0, {}
         for member in self._members.values():
@@ -106,9 +109,8 @@ class KeySharedDispatcher:
             if queue is not None and queue[0] is record:
                 self.held -= record.state is PASSED
                 queue.popleft()
-                while queue and queue[0].state is PASSED:
-                    queue.popleft()
-                    self.held -= 1
+                while queue and queue[0].state in DONE:
+                    self.held -= queue.popleft().state is PASSED
                 if queue:
                     self._offer(record.key)
                 else:
@@ -122,7 +124,7 @@ class KeySharedDispatcher:
         """
         hands: Hands = []
         for member in self._members.values():
-            hand: list[DeliveryRecord] = []
+            hand: list[DeliveryRecord | Span] = []
             while member.has_room:
                 record = first_ready(member.ready, self._records)
                 if record is None:
@@ -147,7 +149,7 @@ class KeySharedDispatcher:
 
         The second value is the next record if it cannot simply be delivered, as for FIFO.
         """
-        hands: dict[Member, list[DeliveryRecord]] = {}
+        hands: dict[Member, list[DeliveryRecord | Span]] = {}
         # A heap of consumers by the lowest offset that is queued for them.
         heads = [
             (member.new[0], at, member)
@@ -195,11 +197,11 @@ class KeySharedDispatcher:
                 self.skip_ms = now_ms + self._retry_ms
                 continue
             del self._unmatched[key]
-            unsettled = [record for record in queue if record.state is not PASSED]
-            self.held -= sum(record.state is not READY for record in queue)
-            skipped += unsettled
-            # The last one blocks later records of the key until the skip is durable.
-            self.waiting[key] = deque(unsettled[-1:])
+            self.held -= sum(record.state in (HELD, PASSED) for record in queue)
+            # They block later records of the key until the skip is durable.
+            queue = deque(record for record in queue if record.state not in DONE)
+            skipped += queue
+            self.waiting[key] = queue
         return skipped
 
     def due_ms(self) -> int | None:
