@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import struct
@@ -132,23 +133,37 @@ def _encoder():
     return DeliveryEncoder(topic_name=TOPIC, broker_addr="http://127.0.0.1:6650")
 
 
-def _message():
+@functools.cache
+def _distinct() -> list:
+    """Return messages like those of the load: each has a payload, time and attribute of its own."""
     from frazil.schema import Message
 
-    return Message(
-        os.urandom(PAYLOAD_BYTES), None, None, TIME_US, PRODUCER, PRODUCER_ID, None, None
-    )
+    return [
+        Message(
+            os.urandom(PAYLOAD_BYTES),
+            None,
+            {"number": str(number)},
+            TIME_US + 1000 * number,
+            PRODUCER,
+            PRODUCER_ID,
+            None,
+            None,
+        )
+        for number in range(_SHARED)
+    ]
 
 
 def _fresh(call, request: bytes) -> None:
     """Stream messages that are put together one by one, as a broker does."""
-    encode, message = _encoder().body, _message()
-    _pump(call, request, lambda first, end: [encode(n, message) for n in range(first, end)])
+    encode, some = _encoder().body, _distinct()
+    _pump(
+        call, request, lambda first, end: [encode(n, some[n % _SHARED]) for n in range(first, end)]
+    )
 
 
 def _shared():
-    encode, message = _encoder().body, _message()
-    bodies = [encode(number + (1 << 15), message) for number in range(_SHARED)]
+    encode = _encoder().body
+    bodies = [encode(number + (1 << 15), each) for number, each in enumerate(_distinct())]
 
     def stream(call, request: bytes) -> None:
         """Stream messages that are there already."""
@@ -293,9 +308,10 @@ def _messages(request: bytes) -> Iterator[bytes]:
                 topic_offset=number,
             ),
             payload=payload,
-            publish_time=TIME_US // 1000,
+            publish_time=TIME_US // 1000 + number,
             producer_name=PRODUCER,
             subscription_name=name,
+            attributes={"number": str(number)},
         ).SerializeToString()
 
 

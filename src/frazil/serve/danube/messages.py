@@ -159,19 +159,20 @@ class DeliveryEncoder:
         self._place = _text(_ID_TOPIC, topic_name) + _text(_ID_BROKER, broker_addr)
         self._producers: dict[tuple[int | None, str | None, int], tuple[bytes, bytes]] = {}
         self._highs: dict[int, bytes] = {}
+        self._names: dict[str, bytes] = {}
 
     def body(self, offset: int, message: Message) -> bytes:
         """Return the message at `offset` as all subscriptions have it; `run` completes it.
 
         A topic without storage has the offset 0 for every record.
         """
-        assert offset >= 0
         highs = self._highs
-        number = _SHORT[offset] if 0 < offset < _LOW_COUNT else b""
         if offset >= _LOW_COUNT:
             # Neighbours in the log, and in time, have all but their low bits in common.
             high = highs.get(offset >> _LOW_BITS) or self._learn_high(offset >> _LOW_BITS)
             number = _LOW[offset & _LOW_MASK] + high
+        else:
+            number = _SHORT[offset] if offset else b""
         producer = (message.producer_id, message.producer_name, len(number))
         opening, producer_name = self._producers.get(producer) or self._learn(producer)
         parts = [opening, number]
@@ -182,12 +183,13 @@ class DeliveryEncoder:
         time_ms = (message.publish_time or 0) // TIME_UNIT_US
         if time_ms >= _LOW_COUNT:
             high = highs.get(time_ms >> _LOW_BITS) or self._learn_high(time_ms >> _LOW_BITS)
-            parts += (_PUBLISH_TIME, _LOW[time_ms & _LOW_MASK], high)
+            parts += (_PUBLISH_TIME, _LOW[time_ms & _LOW_MASK], high, producer_name)
         elif time_ms:
-            parts += (_PUBLISH_TIME, _SHORT[time_ms])
-        parts.append(producer_name)
+            parts += (_PUBLISH_TIME, _SHORT[time_ms], producer_name)
+        else:
+            parts.append(producer_name)
         if message.attributes:
-            parts += _entries(message.attributes)
+            self._add_entries(parts, message.attributes)
         if message.schema_id is not None:
             parts += (_SCHEMA_ID, _number(message.schema_id))
         if message.schema_version is not None:
@@ -196,6 +198,15 @@ class DeliveryEncoder:
             key = message.key.encode()
             parts += (_ROUTING_KEY, _number(len(key)), key)
         return b"".join(parts)
+
+    def _add_entries(self, parts: list[bytes], attributes: Mapping[str, str]) -> None:
+        names = self._names
+        for name, value in attributes.items():
+            head = names.get(name) or self._learn_name(name)
+            data = value.encode()
+            size = len(data)
+            number = _SHORT[size] if size < _LOW_COUNT else _number(size)
+            parts += (_ATTRIBUTES, _number(len(head) + len(number) + size), head, number, data)
 
     def run(self, records: Sequence[Record], subscription: bytes) -> bytes:
         """Return records as messages of a stream, each ending with the subscription's field.
@@ -228,6 +239,14 @@ class DeliveryEncoder:
         learnt = self._producers[producer] = (opening, _text(_PRODUCER_NAME, producer_name or ""))
         return learnt
 
+    def _learn_name(self, name: str) -> bytes:
+        """Return the bytes of an attribute before the size of its value."""
+        if len(self._names) >= KNOWN_MAX:
+            self._names.clear()
+        data = name.encode()
+        head = self._names[name] = b"\x0a%b%b\x12" % (_number(len(data)), data)
+        return head
+
     def _learn_high(self, value: int) -> bytes:
         if len(self._highs) >= KNOWN_MAX:
             self._highs.clear()
@@ -257,13 +276,3 @@ def _text(tag: bytes, text: str) -> bytes:
     """Return a field of text; an empty one is not written."""
     data = text.encode()
     return tag + _number(len(data)) + data if data else b""
-
-
-def _entries(attributes: Mapping[str, str]) -> list[bytes]:
-    parts: list[bytes] = []
-    for name, value in attributes.items():
-        name_bytes, value_bytes = name.encode(), value.encode()
-        name_size, value_size = _number(len(name_bytes)), _number(len(value_bytes))
-        entry = b"\x0a%b%b\x12%b%b" % (name_size, name_bytes, value_size, value_bytes)
-        parts += (_ATTRIBUTES, _number(len(entry)), entry)
-    return parts
