@@ -297,6 +297,7 @@ class Deliveries:
             policy=stored.policy,
             loop=self._loop,
         )
+        found.feed.readers += 1
         self._open[runtime.name, name] = found
         return found
 
@@ -333,7 +334,8 @@ class Deliveries:
         if found is None:
             # All of them were ended meanwhile.
             return
-        if all(each.feed is not found.feed for each in self._open.values()):
+        found.feed.readers -= 1
+        if not found.feed.readers:
             self._forget_feed(found.feed)
         for each in Counts.__struct_fields__:
             setattr(self._past, each, getattr(self._past, each) + getattr(found.counts, each))

@@ -10,6 +10,7 @@ import enum
 import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -173,15 +174,16 @@ class DeliveryRecord(msgspec.Struct, eq=False):
 class Span(msgspec.Struct, eq=False):
     """The delivery state of `[first, end)`: HELD, or IN_FLIGHT as the first attempt.
 
-    `values`, and `sums` of the sizes up to each record, begin at the offset `base`: spans that
-    were cut from one share them. `singles` is set when each record has got a state of its own.
+    `sizes` and `values` begin at the offset `base`: spans that were cut from one share them. `size`
+    is the size of all records. `singles` is set when each record has got a state of its own.
     """
 
     attempt: ClassVar[int] = 1
     first: int
     end: int
     base: int
-    sums: list[int]
+    size: int
+    sizes: Sequence[int]
     values: Sequence[Any]
     state: State = State.HELD
     member: Member | None = None
@@ -189,21 +191,17 @@ class Span(msgspec.Struct, eq=False):
     settling: Change | None = None
     singles: list[DeliveryRecord] | None = None
 
-    @property
-    def size(self) -> int:
-        """The size of all records."""
-        return self.size_below(self.end) - self.size_below(self.first)
-
-    def size_below(self, offset: int) -> int:
-        """Return the size of the records from `base` to `offset`."""
-        return self.sums[offset - self.base - 1] if offset > self.base else 0
+    def sizes_to(self, end: int) -> Sequence[int]:
+        """Return the sizes of the records below `end`."""
+        return self.sizes[self.first - self.base : end - self.base]
 
     def end_within(self, messages: int, size_bytes: int) -> int:
         """Return the end of the first records within bounds; the last one may cross `size_bytes`."""
-        at = bisect_left(
-            self.sums, self.size_below(self.first) + size_bytes, self.first - self.base
-        )
-        return min(self.base + at + 1, self.first + messages, self.end)
+        end = min(self.end, self.first + messages)
+        if self.size > size_bytes:
+            sums = list(accumulate(self.sizes_to(end)))
+            end = min(end, self.first + bisect_left(sums, size_bytes) + 1)
+        return end
 
     def pass_values(self) -> Sequence[Any]:
         """Return the values and forget them."""

@@ -72,7 +72,7 @@ class Chunk:
 
     __slots__ = (
         *("_key_columns", "_keys", "expired", "offset", "offset_next", "offsets"),
-        *("records", "size_bytes", "sizes"),
+        *("passed", "records", "size_bytes", "sizes"),
     )
 
     def __init__(
@@ -87,6 +87,8 @@ class Chunk:
         self.offset = offset
         self.offset_next = offset_next
         self.expired = expired
+        self.passed = 0
+        """How many subscriptions have read past it."""
         self.records = records
         self.offsets = [record.offset for record in records]
         self.sizes = sizes
@@ -177,6 +179,8 @@ class TopicFeed:
         executor: Executor,
     ) -> None:
         self.runtime = runtime
+        self.readers = 0
+        """How many subscriptions read it."""
         self._cache = cache
         self._loop = loop
         self._thread = threading.get_ident()
@@ -330,13 +334,17 @@ class TopicFeed:
             return NotFound("topic was deleted", topic=self.runtime.name)
         return None
 
+    def passed(self, chunk: Chunk) -> None:
+        """Drop a chunk when all subscriptions have read past it, while its memory is warm."""
+        chunk.passed += 1
+        if chunk.passed >= self.readers and self._chunks.get(chunk.offset) is chunk:
+            self._cache.drop(chunk)
+            self.forget(chunk)
+
     def forget(self, chunk: Chunk) -> None:
         """Drop a chunk that the cache dropped."""
         if self._chunks.pop(chunk.offset, None) is not None:
             self._starts.remove(chunk.offset)
-        # Subscriptions may keep its records until the delivery, but need not keep these bytes.
-        for record in chunk.records:
-            record.body, record.body_kind = b"", -1
 
     def close(self) -> None:
         """Drop everything."""
@@ -438,7 +446,8 @@ def size_of(message: Message) -> int:
     """Return about how many bytes a message has: payload, key, names and attributes."""
     size = len(message.payload) + len(message.key or "") + len(message.producer_name or "")
     if message.attributes:
-        size += sum(len(name) + len(value) + 64 for name, value in message.attributes.items())
+        for name, value in message.attributes.items():
+            size += len(name) + len(value) + 64
     return size
 
 

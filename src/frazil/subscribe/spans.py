@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -40,7 +39,7 @@ class Spans:
 
     def add(self, offset: int, sizes: Sequence[int], values: Sequence[Any]) -> Span:
         """Add a HELD span behind all others."""
-        span = Span(offset, offset + len(sizes), offset, list(accumulate(sizes)), values)
+        span = Span(offset, offset + len(sizes), offset, sum(sizes), sizes, values)
         self._spans.append(span)
         return span
 
@@ -60,8 +59,9 @@ class Spans:
         return span if end == span.end else self._cut_front(span, end)
 
     def _cut_front(self, span: Span, end: int) -> Span:
-        front = msgspec.structs.replace(span, end=end)
+        front = msgspec.structs.replace(span, end=end, size=sum(span.sizes_to(end)))
         self._spans.insert(bisect_left(self._spans, span.first, key=_first), front)
+        span.size -= front.size
         span.first = end
         return front
 
@@ -79,8 +79,6 @@ class Spans:
         """Give each record of a span a state of its own."""
         self.remove(span)
         change, offsets = span.settling, range(span.first, span.end)
-        sums = (span.size_below(offset) for offset in range(span.first, span.end + 1))
-        sizes = [end - first for first, end in pairwise(sums)]
         values = span.pass_values() or [None] * len(offsets)
         span.singles = [
             DeliveryRecord(
@@ -92,7 +90,7 @@ class Spans:
                 member=span.member,
                 settling=change,
             )
-            for offset, size, value in zip(offsets, sizes, values, strict=True)
+            for offset, size, value in zip(offsets, span.sizes_to(span.end), values, strict=True)
         ]
         if change is not None:
             change.spans.remove(span)

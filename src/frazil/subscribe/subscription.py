@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "AnswerAll", "Consumer", "Counts", "Keeper", "Subscription", "answer_each"]
 
 FEED_RECORDS_MAX: Final = 512
-LAGGING_RECORDS_MAX: Final = 128
+LAGGING_RECORDS_MAX: Final = 256
 """How many records a lagging subscription takes per turn: publishers share the loop with it."""
 HELD_BYTES_MAX: Final = 8 << 20
 """KeyShared reads past keys that wait; values beyond this size are dropped and read again."""
@@ -490,6 +490,7 @@ class Subscription:
             values=chunk.records[first:stop],
         )
         if is_lagging and is_all:
+            self.feed.passed(chunk)
             self.feed.prefetch(end)
         if chunk.expired:
             self.note_missed(chunk.expired_in(offset, end))
