@@ -39,7 +39,8 @@ _THREADS = 8
 _TICKS = os.sysconf("SC_CLK_TCK")
 _REQUEST = struct.Struct(">Q")
 _PREFIX = struct.Struct(">BI")
-_SHARED = 1000
+_SHARED = 10_000
+"""As many messages as a window holds: fewer would stay in the processor's caches."""
 _BATCH = 64
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
