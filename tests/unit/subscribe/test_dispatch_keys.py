@@ -110,6 +110,23 @@ def test_a_skipped_key_waits_for_the_journal():
     assert desk.poll() == [(2, 1, 1)]
 
 
+def test_a_skip_that_the_journal_refused_blocks_its_key():
+    """An ack of the last skipped record lets nothing pass the ones before it."""
+    desk = Desk(SubscriptionType.KEY_SHARED)
+    desk.attach(1, filters=["eu-*"])
+    desk.feed(keys=["us-1", "us-1", "us-1"])
+    desk.poll(10_000)
+    desk.refuse()
+    desk.attach(2)
+    desk.feed(keys=["us-1"])
+    desk.ack(2)
+    desk.sync()
+    assert desk.poll() == []
+    desk.poll(desk.limits.retry_ms)
+    desk.sync()
+    assert desk.poll() == [(2, 3, 1)]
+
+
 def test_a_stuck_key_cannot_fill_memory():
     """Records held behind it count with the unacked ones: then reading stops, and says so."""
     desk = desk_of(1, limits={"held_max": 8})
