@@ -27,6 +27,7 @@ from frazil.lake.jars import prepare
 
 place, value = sys.argv[1:3]
 run, log = f"{place}/run with a space", f"{place}/logs/spark.log"
+os.makedirs(place)
 ready = prepare(load_settings(overrides={"data_dir": place}))
 options = CatalogOptions(run_directory=f"{place}/catalog", db=f"{place}/catalog.db",
                          warehouse=f"{place}/warehouse", port=0)

@@ -96,7 +96,7 @@ def _read(file: StagedFile, call: Any) -> Any:
         return call()
     except FileNotFoundError as error:
         raise CorruptionError("staged file is gone, run `frazil doctor`", path=file.path) from error
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, ValueError) as error:
         raise CorruptionError(
             "staged file is damaged, run `frazil doctor`", path=file.path, reason=error
         ) from error

@@ -417,7 +417,7 @@ def open_parquet(file_system: FileSystem, path: str) -> tuple[pq.ParquetFile, Se
     source = SeamSource(file_system, path)
     try:
         file = pq.ParquetFile(source, page_checksum_verification=True, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         source.release()
         if source.error is not None:
             raise source.error from error
