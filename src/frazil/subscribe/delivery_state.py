@@ -184,7 +184,7 @@ class Span(msgspec.Struct, eq=False):
     base: int
     size: int
     sizes: Sequence[int]
-    values: Sequence[Any]
+    values: list[Any]
     state: State = State.HELD
     member: Member | None = None
     sent_ms: int = -1
@@ -203,10 +203,12 @@ class Span(msgspec.Struct, eq=False):
             end = min(end, self.first + bisect_left(sums, size_bytes) + 1)
         return end
 
-    def pass_values(self) -> Sequence[Any]:
-        """Return the values and forget them."""
-        values = self.values[self.first - self.base : self.end - self.base]
-        self.values = ()
+    def pass_values(self) -> list[Any]:
+        """Return the values and forget them, also for the spans that share the list."""
+        at, end = self.first - self.base, self.end - self.base
+        values = self.values[at:end]
+        self.values[at:end] = [None] * len(values)
+        self.values = []
         return values
 
 

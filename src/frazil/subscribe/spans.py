@@ -39,7 +39,7 @@ class Spans:
 
     def add(self, offset: int, sizes: Sequence[int], values: Sequence[Any]) -> Span:
         """Add a HELD span behind all others."""
-        span = Span(offset, offset + len(sizes), offset, sum(sizes), sizes, values)
+        span = Span(offset, offset + len(sizes), offset, sum(sizes), sizes, list(values))
         self._spans.append(span)
         return span
 
