@@ -141,8 +141,7 @@ def write_fully(file: File, position: int, buffers: Sequence[Buffer]) -> int:
     total = sum(map(len, views))
     written = file.write_at(position, views)
     while written < total:
-        rest = _behind(views, written)
-        count = file.write_at(position + written, rest)
+        count = file.write_at(position + written, _behind(views, written))
         if count == 0:
             raise OSError(errno.EIO, "write made no progress")
         written += count
@@ -244,8 +243,7 @@ class RealFileSystem:
     """The operating system's files: mode 0600, directories 0700, links never followed."""
 
     def open(self, path: str, mode: OpenMode) -> File:
-        flags = _FLAGS[mode] | os.O_CLOEXEC | os.O_NOFOLLOW
-        return RealFile(os.open(path, flags, 0o600))
+        return RealFile(os.open(path, _FLAGS[mode] | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
 
     def rename(self, source: str, target: str) -> None:
         os.replace(source, target)
@@ -294,8 +292,7 @@ class RealFileSystem:
         return ""
 
     def lock(self, path: str, holder: str) -> LockHandle:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

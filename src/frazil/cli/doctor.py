@@ -40,8 +40,7 @@ def doctor(
             raise InvalidRequest("--objects goes with no other option of doctor")
         _try_store(session, settings.objects)
         return
-    file_system = RealFileSystem()
-    report = examine(settings, file_system=file_system, read_all=not quick)
+    report = examine(settings, file_system=RealFileSystem(), read_all=not quick)
     for kept in _kept(report.journal):
         what = f"the oldest segment is kept by hold {kept['hold']} of {kept['topic']}"
         advice = "advance or drop the hold if nothing needs it any more"

@@ -145,8 +145,7 @@ def _plain_column(column: pa.Array, field: pa.Field) -> list[object]:
         # Python's datetime has no nanoseconds; Arrow's text has them.
         texts = pc.cast(column, pa.string()).to_pylist()
         return [None if text is None else text.replace(" ", "T") for text in texts]
-    values: list[object] = column.to_pylist(maps_as_pydicts="lossy")
-    return [plain(value) for value in values]
+    return [plain(value) for value in column.to_pylist(maps_as_pydicts="lossy")]
 
 
 def plain_row(row: Mapping[str, object], schema: pa.Schema) -> dict[str, object]:

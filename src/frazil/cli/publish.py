@@ -178,8 +178,7 @@ def _publish_file(publisher: Publisher, file: str, wanted: Wanted) -> None:
                 publisher.batches(shown, found)
             else:
                 lines = read_lines(stream, bytes_max=bytes_max, passed=passed)
-                text = text_format(wanted, name, publisher.kind, bytes_max)
-                publisher.rows(shown, lines, text)
+                publisher.rows(shown, lines, text_format(wanted, name, publisher.kind, bytes_max))
         except InvalidRequest as error:
             details = {"file": shown, **error.details}
             raise InvalidRequest(error.message, **details) from error

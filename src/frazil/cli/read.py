@@ -130,8 +130,7 @@ class _Writer:
         columns = list(data.columns)
         if "_op" in batch.data.schema.names:
             columns = list(data.drop_columns(["_op", "_present"]).columns)
-            numbers = data.column("_op").to_pylist()
-            names = [OP_NAMES.get(number, str(number)) for number in numbers]
+            names = [OP_NAMES.get(number, str(number)) for number in data.column("_op").to_pylist()]
             columns.insert(2, pa.array(names, pa.string()))
         if part is not None:
             columns.insert(0, pa.array([part] * batch.count, PART_FIELD.type))

@@ -103,8 +103,7 @@ def _chosen(offsets: list[int] | None, *, every: bool) -> list[int] | Literal["a
 
 def _facts(reject: Reject) -> dict[str, Any]:
     facts: dict[str, Any] = msgspec.structs.asdict(reject)
-    key = facts.pop("key")
-    return {**_where(key), **facts}
+    return {**_where(facts.pop("key")), **facts}
 
 
 def _where(key: RejectKey) -> dict[str, int]:

@@ -65,8 +65,7 @@ def restore(
         )
     log_to_stderr(settings)
     clock = SystemClock()
-    opened = open_store(settings.objects, clock=clock)
-    store = RetryingStore(opened, clock=clock)
+    store = RetryingStore(open_store(settings.objects, clock=clock), clock=clock)
     try:
         report = restore_broker(
             store,

@@ -152,8 +152,7 @@ def load_settings(
     path = file if file is not None else variables.get("FRAZIL_CONFIG")
     entries = []
     if path:
-        found = file_entries(read_bytes(path), file=path)
-        entries = _looked_up(found, variables, look_up=look_up)
+        entries = _looked_up(file_entries(read_bytes(path), file=path), variables, look_up=look_up)
     entries += environment_entries(variables)
     flags = (overrides or {}).items()
     entries += [Entry(tuple(key.split(".")), value, "flag") for key, value in flags]

@@ -121,16 +121,13 @@ def _try_create_only(store: ObjectStore, name: str) -> None:
 
 
 def _try_read(store: ObjectStore, name: str) -> None:
-    expected = _body(name)
-    found = store.get(name, start=100, length=1000)
-    if found != expected[100:1100]:
+    if store.get(name, start=100, length=1000) != _body(name)[100:1100]:
         raise CorruptionError("store returns other bytes than were written")
 
 
 def _try_large(store: ObjectStore, name: str) -> None:
     """Write an object in two parts, like uploads of more than 8 MiB."""
-    pieces = [bytes(PIECE_BYTES_MAX), b"end"]
-    store.put_stream(f"{name}-large", pieces)
+    store.put_stream(f"{name}-large", [bytes(PIECE_BYTES_MAX), b"end"])
     if store.get(f"{name}-large", start=PIECE_BYTES_MAX, length=3) != b"end":
         raise CorruptionError("store returns other bytes than were written")
 

@@ -236,8 +236,7 @@ class Engine(Instance):
             StateTag.EPOCH, LEASE, b"%d" % epoch
         )
         self.ownership.on_fenced = self._fenced
-        above = max(int(known), self.objects.catalog.epoch_last)
-        epoch = self.ownership.take(epoch_above=above)
+        epoch = self.ownership.take(epoch_above=max(int(known), self.objects.catalog.epoch_last))
         payload = msgspec.msgpack.encode((int(StateTag.EPOCH), LEASE, b"%d" % epoch))
         self._commit_inline([Control(fmt.KIND_STATE, 0, payload)])
 
@@ -504,8 +503,7 @@ class Engine(Instance):
             if schema:
                 self._check_usable(request.name, {1: schema}, request.primary_key)
             self._create_all(specs, schema)
-            states = [state.topics[spec.id] for spec in specs]
-            self._indexer.topic_changed(self.log.journal, states)
+            self._indexer.topic_changed(self.log.journal, [state.topics[spec.id] for spec in specs])
             self.objects.changed(self._runtimes(request.name))
             event("topic_created", topic=request.name, kind=request.kind)
             self._note_lake(request.name)
@@ -813,8 +811,7 @@ class Engine(Instance):
             self._indexer.topic_changed(self.log.journal, states)
             event("topic_deleted", topic=full)
         self.lake.deleted(specs[0], drop_table=drop_table)
-        names = [runtime.name for runtime in runtimes]
-        self.subscribing.forget_topic(names, topic_uid(specs[0]))
+        self.subscribing.forget_topic([runtime.name for runtime in runtimes], topic_uid(specs[0]))
 
     def append(self, name: str, record: Any = None, /, **options: Any) -> Ack:
         """Publish one record to a topic by name; see `Topic.append`.
@@ -838,8 +835,7 @@ class Engine(Instance):
         except NotFound:
             if not self.settings.topics.auto_create:
                 raise
-        columns = first_columns(record, options, self._limits)
-        return self.create_topic(name, columns, exist_ok=True)
+        return self.create_topic(name, first_columns(record, options, self._limits), exist_ok=True)
 
     def query(
         self,

@@ -167,9 +167,8 @@ class PartitionedTopic(TopicHandle):
             runtime = self.parts[part].runtime
             wait_admitted(runtime)
             pendings = [Pending() for _each in prepared]
-            sender = runtime.sender(ack, None, None, 0)
             entries.setdefault(runtime.queue, []).extend(
-                runtime.entries(prepared, pendings, sender)
+                runtime.entries(prepared, pendings, runtime.sender(ack, None, None, 0))
             )
             waiting.append(pendings)
         for queue, some in entries.items():
@@ -235,8 +234,7 @@ class PartitionedTopic(TopicHandle):
         Raises:
             InvalidRequest: if the topic has no primary key, or the key does not fit it.
         """
-        values = self._changes().columns.changes.parse_key(key)
-        return part_of_values(values, len(self.parts))
+        return part_of_values(self._changes().columns.changes.parse_key(key), len(self.parts))
 
     # -- changes in bulk -------------------------------------------------------------------------
 
@@ -297,8 +295,7 @@ class PartitionedTopic(TopicHandle):
 
     def _events(self, data: object) -> Pieces:
         pieces: Pieces = {}
-        codec = self._changes().columns.changes
-        for number, raw in debezium_changes(self.name, codec, data):
+        for number, raw in debezium_changes(self.name, self._changes().columns.changes, data):
             try:
                 part = self._part_of_event(raw)
                 own_codec = self.parts[part].runtime.changes.columns.changes
@@ -338,8 +335,7 @@ class PartitionedTopic(TopicHandle):
             waiting: list[tuple[int, Pending]] = []
             for part, own in pieces.items():
                 found = answers.setdefault(part, [])
-                failed = any(isinstance(each, FrazilError) for each in found)
-                if failed or turn >= len(own):
+                if any(isinstance(each, FrazilError) for each in found) or turn >= len(own):
                     continue
                 try:
                     waiting.append((part, self.parts[part].begin(own[turn], sender)))

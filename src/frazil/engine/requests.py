@@ -75,8 +75,7 @@ def _list(engine: Engine, call: Call) -> Any:
 def _create(engine: Engine, call: Call) -> Any:
     topic = call.topic or ""
     engine.subscriptions.create(topic, call.name, type=call.type, start=_start(call.start))
-    described = engine.subscriptions.describe(topic)
-    return next(each for each in described if each["name"] == call.name)
+    return next(each for each in engine.subscriptions.describe(topic) if each["name"] == call.name)
 
 
 def _reset(engine: Engine, call: Call) -> Any:
@@ -95,8 +94,7 @@ def _policy(engine: Engine, call: Call) -> Any:
     policy = engine.subscriptions.alter(
         topic, call.name, policy=call.policy or None, max_unacked=call.max_unacked
     )
-    window = engine.subscriptions.window(topic, call.name)
-    return {**policy_facts(policy), "max_unacked": window}
+    return {**policy_facts(policy), "max_unacked": engine.subscriptions.window(topic, call.name)}
 
 
 def _backup(engine: Engine, call: Call) -> Any:

@@ -248,8 +248,7 @@ def _quantiles(seconds: list[float]) -> dict[str, Any]:
 
 def health(engine: Engine) -> str:
     """Return `ok`, `degraded` (publishing continues, an operator should check) or `failed`."""
-    journal = engine.log.journal
-    if journal.failed is not None:
+    if engine.log.journal.failed is not None:
         return "failed"
     upkeep, objects = engine.upkeep, engine.objects
     troubles = (

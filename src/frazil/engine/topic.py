@@ -191,15 +191,14 @@ class Topic(TopicHandle):
             Unavailable: storage failed; whether the record was written is unknown.
             Closed: the engine is closed.
         """
-        pending = self.send(
+        value: Ack = self.send(
             record,
             ack=ack,
             producer=producer,
             sequence=sequence,
             producer_epoch=producer_epoch,
             **fields,
-        )
-        value: Ack = pending.result()
+        ).result()
         return value
 
     def send(

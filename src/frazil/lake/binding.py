@@ -79,8 +79,7 @@ def bind(
     with calls("create namespace", namespace=table.namespace):
         catalog.create_namespace_if_not_exists((table.namespace,))
     main = _made(catalog, table, lambda: _create_main(catalog, definition, clock))
-    found = _checked(table, main, definition)
-    version = _check_columns(table, found, definition, columns)
+    version = _check_columns(table, _checked(table, main, definition), definition, columns)
     # Only for a table that is this topic's: another's would get a side table of ours.
     side = _made(catalog, table.rejects, lambda: _create_rejects(catalog, definition, clock))
     side_metadata = _checked(table.rejects, side, definition)

@@ -80,8 +80,7 @@ def _facts(error: FrazilError) -> str:
 
 
 def _java(environment: Mapping[str, str], bundled: str | None) -> Iterator[Check]:
-    cache = cache_directory(environment)
-    java = find_java(environment, cache_dir=cache, bundled_home=bundled)
+    java = find_java(environment, cache_dir=cache_directory(environment), bundled_home=bundled)
     notes = "".join(f"; {note}" for note in java.notes)
     yield Check("java", ok=True, found=f"{java.version} from {java.source}, {java.home}{notes}")
 

@@ -73,8 +73,7 @@ def make_durable(
         if not wrong:
             return
         # A snapshot that expired since then has no files any more.
-        now = parse_metadata(load(catalog, table).metadata, table)
-        for snapshot in now.snapshots:
+        for snapshot in parse_metadata(load(catalog, table).metadata, table).snapshots:
             if snapshot.snapshot_id in wrong:
                 raise CorruptionError(
                     "file of a commit was lost before it was synced; its records are still held: "

@@ -137,10 +137,9 @@ _ranges_decoder: Final = msgspec.json.Decoder(dict[int, tuple[Range, ...]], stri
 
 def united(*sources: Mapping[int, Iterable[Range]]) -> Ranges:
     """Return the ranges of several sources, by part."""
-    parts = sorted({part for source in sources for part in source})
     return {
         part: RangeSet(each for source in sources for each in source.get(part, ()))
-        for part in parts
+        for part in sorted({part for source in sources for part in source})
     }
 
 
@@ -175,5 +174,4 @@ def decode_ranges(properties: Mapping[str, str], key: str) -> Ranges:
 
 def encode_ranges(known: Ranges, new: Ranges) -> str:
     """Return the property's text with more ranges in it."""
-    every = united(known, new)
-    return msgspec.json.encode(msgspec.to_builtins(every, str_keys=True)).decode()
+    return msgspec.json.encode(msgspec.to_builtins(united(known, new), str_keys=True)).decode()

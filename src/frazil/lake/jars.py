@@ -196,8 +196,7 @@ def _repositories(conf: Mapping[str, str]) -> list[str]:
                 contextlib.suppress(KeyError, OSError, zipfile.BadZipFile),
                 zipfile.ZipFile(os.path.join(directory, name)) as jar,
             ):
-                text = jar.read(DEFAULTS).decode()
-                found += re.findall(r"https?://[^\s=]+/maven2/?", text)
+                found += re.findall(r"https?://[^\s=]+/maven2/?", jar.read(DEFAULTS).decode())
     if not found:
         raise Unavailable(f"no repository is known, set {REPOSITORIES} in lake.spark.conf")
     return found[:1]

@@ -101,8 +101,7 @@ class LakePlans:
 
     def persist(self, uid: str, plan: Plan) -> None:
         """Make a plan durable; before it is sent for the first time."""
-        value = zlib.compress(encode_plan(plan))
-        self._store.commit(Transaction(puts={f"{PLANS}{uid}": value}))
+        self._store.commit(Transaction(puts={f"{PLANS}{uid}": zlib.compress(encode_plan(plan))}))
 
     def drop(self, uid: str, *, committed_us: int | None = None) -> None:
         """Delete a plan whose outcome is known, unpin its files, and record the time."""

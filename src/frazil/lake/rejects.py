@@ -131,8 +131,7 @@ class TopicRejects:
 
     def rows(self, *, settled: bool = False) -> list[Reject]:
         """Return the rejects in order; with `settled` those that are settled as well."""
-        found = self._rejects(self._side())
-        return [each for each in found if settled or each.state == "open"]
+        return [each for each in self._rejects(self._side()) if settled or each.state == "open"]
 
     def show(self, offset: int, *, part: int | None = None) -> dict[str, Any]:
         """Return all facts of a reject, with its values by column as `record`.
@@ -251,8 +250,7 @@ class TopicRejects:
 
     def _chosen(self, known: list[Reject], offsets: Offsets, part: int | None) -> list[Reject]:
         """Return the rejects that a call names, each once and in order."""
-        parts = {each.part for each in self._topic.runtimes}
-        if part is not None and part not in parts:
+        if part is not None and part not in {each.part for each in self._topic.runtimes}:
             raise NotFound("topic has no such part", topic=self._topic.name, part=part)
         own = [each for each in known if part is None or each.key.part == part]
         if offsets == "all":

@@ -353,8 +353,7 @@ class Lake:
     def pause(self, topic: str | None = None) -> None:
         """Stop committing after the running commit; survives a restart."""
         for each in self._chosen(topic):
-            overrides = msgspec.structs.replace(each.overrides, paused=True)
-            self.call(partial(each.decide, overrides))
+            self.call(partial(each.decide, msgspec.structs.replace(each.overrides, paused=True)))
 
     def resume(
         self,
@@ -383,8 +382,7 @@ class Lake:
                 changes["rejects_allowed"] = True
             if choice:
                 changes |= {"choice": choice, "chosen": self.call(partial(self._ends_of, each))}
-            overrides = msgspec.structs.replace(each.overrides, **changes)
-            self.call(partial(each.decide, overrides))
+            self.call(partial(each.decide, msgspec.structs.replace(each.overrides, **changes)))
 
     def _ends_of(self, topic: LakeTopic) -> Ends:
         """Return the watermark that a table states; empty if there is no table."""

@@ -241,8 +241,7 @@ def _start(java: Java, properties: str, log_path: str, files: FileSystem) -> Spa
     from pyspark.sql import SparkSession
 
     launch: Callable[..., Any] = launch_gateway  # PySpark gives it no types.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    output = os.open(log_path, flags, 0o600)
+    output = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     before = os.fstat(output).st_size
     try:
         with _variables(java, properties):

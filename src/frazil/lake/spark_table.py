@@ -109,10 +109,11 @@ class SparkTables:
 
     def set_property(self, table: TableName, properties: Mapping[str, str]) -> None:
         """Set properties of the table."""
-        with calls("set property", writes=True, table=table):
-            found = self._catalog.load_table(tuple(table))
-            with found.transaction() as transaction:
-                transaction.set_properties(dict(properties))
+        with (
+            calls("set property", writes=True, table=table),
+            self._catalog.load_table(tuple(table)).transaction() as transaction,
+        ):
+            transaction.set_properties(dict(properties))
 
     def expire(self, table: TableName, snapshots: Sequence[int]) -> None:
         """Expire exactly these snapshots, with the files that only they have.

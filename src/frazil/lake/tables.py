@@ -123,8 +123,7 @@ class CatalogTables:
         """
 
         def owned(found: dict[str, str]) -> dict[str, str]:
-            text = encode_ranges(decode_ranges(found, ADOPTED), adopted)
-            return {TOPIC_ID: uid, ADOPTED: text}
+            return {TOPIC_ID: uid, ADOPTED: encode_ranges(decode_ranges(found, ADOPTED), adopted)}
 
         with contextlib.suppress(NotFound):
             self._change("take the table over", table.rejects, owned)

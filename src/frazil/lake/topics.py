@@ -328,9 +328,8 @@ class LakeTopic:
             if runtime.part not in self._held:
                 known = runtime.state.holds.get(HOLD)
                 if known is None:
-                    disk = self._lake.tiers.disk
                     known = min(
-                        max(first_held(runtime), disk.committed(runtime.state.id)),
+                        max(first_held(runtime), self._lake.tiers.disk.committed(runtime.state.id)),
                         runtime.state.durable,
                     )
                     self._lake.set_hold(runtime, known)
@@ -412,8 +411,7 @@ class LakeTopic:
             for topic in self._parts():
                 topic.flush(reason="lake")
             return True
-        queue = self._lake.tiers.queue
-        staged = {each.part: queue.get(each.state.id) for each in self.runtimes}
+        staged = {each.part: self._lake.tiers.queue.get(each.state.id) for each in self.runtimes}
         return self._has_new({part: due.offset_end for part, due in staged.items() if due})
 
     def _has_new(self, ends: Ends) -> bool:

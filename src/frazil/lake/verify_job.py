@@ -235,8 +235,7 @@ class _Rows:
     def _inside(self) -> Column:
         """Return whether an offset is one of a record."""
         found = self.found
-        spans = _ranges(self._spans(found.begins, found.ends))
-        return _within(spans) & ~_within(self._gaps)
+        return _within(_ranges(self._spans(found.begins, found.ends))) & ~_within(self._gaps)
 
     def _check_keys(self, keys: DataFrame, kind: Kind, wrong: Column) -> None:
         count = keys.where(wrong).count()

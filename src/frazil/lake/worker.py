@@ -196,8 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file_system = RealFileSystem()
     # The JVM must not inherit it: the engine takes the end of the socket for the worker's end.
     os.set_inheritable(given.socket, False)
-    connection = socket.socket(fileno=given.socket)
-    worker = Worker(connection, epoch=given.epoch, file_system=file_system)
+    worker = Worker(socket.socket(fileno=given.socket), epoch=given.epoch, file_system=file_system)
     signal.signal(signal.SIGTERM, lambda _number, _frame: worker.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = worker.run()

@@ -275,10 +275,9 @@ class LakeWorker:
         event("lake_worker_started", pid=talk.process.pid, epoch=epoch)
         timeout = struct.pack("ll", SEND_TIMEOUT_S, 0)
         talk.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-        listener = threading.Thread(
+        threading.Thread(
             target=self._listen, args=(talk,), name="frazil-lake-in", daemon=True
-        )
-        listener.start()
+        ).start()
         self._send(talk, "hello", body, lambda answer: self._greeted(talk, answer))
 
     def _listen(self, talk: _Talk) -> None:

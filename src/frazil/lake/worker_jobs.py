@@ -56,8 +56,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_settings(self) -> Settings:
         """Return the settings as the engine has them, with an absolute data directory."""
-        values = self.settings | {"data_dir": self.data_dir}
-        return load_settings(environment={}, overrides=values)
+        return load_settings(environment={}, overrides=self.settings | {"data_dir": self.data_dir})
 
 
 def hello_body(settings: Settings, catalog: CatalogAddress) -> dict[str, Any]:
@@ -100,8 +99,7 @@ def commit_plan(job: SparkJob) -> Mapping[str, Any]:
 def maintain_table(job: SparkJob) -> Mapping[str, Any]:
     """Expire snapshots of the body's `table` when it has more than `snapshots_max`."""
     limits = {name: job.body[name] for name in ("snapshots_max",) if name in job.body}
-    table = TableName(*job.body["table"])
-    return _maintain(job, table, **limits, progress=job.progress)
+    return _maintain(job, TableName(*job.body["table"]), **limits, progress=job.progress)
 
 
 def _maintain(job: SparkJob, table: TableName, **options: Any) -> dict[str, int]:

@@ -120,8 +120,7 @@ class LeaseBook:
             Conflict: it expired or was acquired again; stop acting under it.
         """
         self.check(lease.name, lease.epoch)
-        expires_at = self._clock.monotonic() + lease.ttl_s
-        return self._note(attrs.evolve(lease, expires_at=expires_at))
+        return self._note(attrs.evolve(lease, expires_at=self._clock.monotonic() + lease.ttl_s))
 
     def _note(self, lease: Lease) -> Lease:
         self._leases[lease.name] = lease

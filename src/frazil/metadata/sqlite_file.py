@@ -167,8 +167,7 @@ def connect(path: str, vfs: str) -> apsw.Connection:
     """
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
     # psow=0: a power loss may damage a whole sector, so SQLite journals its other pages, too.
-    uri = f"file:{quote(path)}?psow=0"
-    connection = apsw.Connection(uri, flags=flags, vfs=vfs or None)
+    connection = apsw.Connection(f"file:{quote(path)}?psow=0", flags=flags, vfs=vfs or None)
     try:
         for pragma in PRAGMAS:
             connection.execute(pragma)

@@ -336,8 +336,7 @@ class Backups:
         if found and found[-1].epoch > epoch:
             if not self._engine.ownership.expires:
                 # After a restart this broker has the higher epoch.
-                value = b"%d" % found[-1].epoch
-                self._engine.states.put(StateTag.EPOCH, LEASE, value)
+                self._engine.states.put(StateTag.EPOCH, LEASE, b"%d" % found[-1].epoch)
             raise Conflict(
                 "another broker with these objects is in use, restored from this store or from a "
                 "copy: a restore would ignore uploads of this broker; stop the other one, then "

@@ -522,8 +522,7 @@ def _by_status(
     if status:
         return InvalidRequest("store refuses the request", setting=endpoint, **facts)
     if "BadScheme" in text:
-        setting = "objects.allow_http"
-        return InvalidRequest("endpoint has no TLS", setting=setting, **facts)
+        return InvalidRequest("endpoint has no TLS", setting="objects.allow_http", **facts)
     if _first(_CONNECTION, text) == "Connect":
         # No request was sent, so no write can have happened.
         writes = {}

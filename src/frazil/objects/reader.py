@@ -425,8 +425,7 @@ class ObjectsSource:
         if special.kind == RANGE_LOST:
             raise lost_error(special, topic=picture.topic)
         # A piece of its own: the gap is known without the store.
-        gap = OffsetRange(offset, special.end, special.reason)
-        return Piece([], special.end, (gap,))
+        return Piece([], special.end, (OffsetRange(offset, special.end, special.reason),))
 
     # -- frames ----------------------------------------------------------------------------------
 

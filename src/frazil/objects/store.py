@@ -188,8 +188,7 @@ class RetryingStore:
                     # Any of the tries may have written the object.
                     outcome = {"outcome": "unknown"}
                 pause_s = self._pause_after(error, tries)
-                late = self._clock.monotonic() + pause_s >= deadline
-                if once or late or not self._pay():
+                if once or self._clock.monotonic() + pause_s >= deadline or not self._pay():
                     facts = {**error.details, "tries": tries, **outcome}
                     raise Unavailable(error.message, **facts) from error
             self._sleep(pause_s)
@@ -217,8 +216,7 @@ class RetryingStore:
             Unavailable: no call may run before the deadline.
             Closed: the store was closed during the wait.
         """
-        left_s = max(deadline - self._clock.monotonic(), 0.0)
-        if not self._under_way.acquire(timeout=left_s):
+        if not self._under_way.acquire(timeout=max(deadline - self._clock.monotonic(), 0.0)):
             raise Unavailable("too many calls of the object store are under way")
         try:
             if self._closed.is_set():

@@ -329,8 +329,7 @@ class QueryEngine:
         try:
             if on_begin is not None:
                 on_begin(lease.id)
-            prepared = self._prepare(lease, plan, values, at)
-            return self._result(lease, prepared, params)
+            return self._result(lease, self._prepare(lease, plan, values, at), params)
         except BaseException:
             self._pool.release(lease)
             raise
@@ -398,11 +397,10 @@ class QueryEngine:
             snapshots = self._sources.snapshot(wanted, **at)
             lease.pins += chain.from_iterable(snapshots.values())
             lease.check()
-            folded = _fold(plan, values, lease)
             prepared = prepare(
                 plan,
                 values,
-                folded,
+                _fold(plan, values, lease),
                 snapshots,
                 prefix=self._prefix,
                 catalog=lambda name: catalog_table(name, self._sources.topics()),

@@ -232,8 +232,7 @@ class Pool:
         seconds = self._limits.timeout_s if timeout_s is None else timeout_s
         with self._lock:
             self._check_open()
-            now = self._clock.monotonic()
-            lease = Lease(self._next_id, sql, begun=now, timeout_s=seconds)
+            lease = Lease(self._next_id, sql, begun=self._clock.monotonic(), timeout_s=seconds)
             self._next_id += 1
             self._entered[lease.id] = lease
         return lease

@@ -108,8 +108,7 @@ def _files_to_read(snapshot: EngineSnapshot, limits: Limits) -> list[WarmFile]:
 
 
 def _chunks_to_read(snapshot: EngineSnapshot, limits: Limits) -> list[ChunkView]:
-    chunks = snapshot.chunks
-    return [chunk for chunk in chunks if limits.may_match(partial(_known_of_chunk, chunk))]
+    return [chunk for chunk in snapshot.chunks if limits.may_match(partial(_known_of_chunk, chunk))]
 
 
 def empty_relation(columns: Sequence[ViewColumn]) -> str:
@@ -398,8 +397,7 @@ def _known_of_file(file: DiskFile, snapshot: EngineSnapshot, column: ViewColumn)
     """Return the least and greatest values in a file, from its statistics."""
     if column.field is None:
         offsets = (file.offset_first, file.offset_last)
-        times = (file.time_first, file.time_last)
-        return _known_of_system(column, offsets, times, snapshot.part)
+        return _known_of_system(column, offsets, (file.time_first, file.time_last), snapshot.part)
     schema = snapshot.file_schema(file)
     name = _source_name(column, schema)
     if name is None:

@@ -110,8 +110,7 @@ class EngineSnapshot:
         fault = disk.damage.verify(file)
         if not fault:
             return
-        rebuilt = disk.damage.report(file, fault)
-        if rebuilt:
+        if disk.damage.report(file, fault):
             raise Unavailable(
                 "a damaged file was just written again, run the query again",
                 topic=self._tiers.name,
@@ -211,8 +210,7 @@ class EngineSources:
 
     def wait(self, wanted: Mapping[TopicName, bool], min_offset: Any) -> None:
         """Wait until topics have offsets, for 5 s at most."""
-        runtimes = [runtime for _topic, runtime in self._asked(wanted)]
-        wait_for(runtimes, min_offset, timeout_s=WAIT_S)
+        wait_for([runtime for _topic, runtime in self._asked(wanted)], min_offset, timeout_s=WAIT_S)
 
     def snapshot(
         self,

@@ -61,8 +61,7 @@ def _columns(topics: Topics) -> _Rows:
     for namespace, name, columns in _views(topics):
         for position, column in enumerate(columns, 1):
             # DESCRIBE of DuckDB returns "YES" for all columns of views.
-            kind = column.sql_type
-            yield DATABASE, namespace, name, column.name, position, None, "YES", kind
+            yield DATABASE, namespace, name, column.name, position, None, "YES", column.sql_type
 
 
 def _namespaces(topics: Topics) -> list[str]:
@@ -169,8 +168,7 @@ def resolve_tables(
         if node.get("schema_name") and not node["alias"]:
             qualified.add((node["schema_name"].casefold(), use.name))
         uses.append(use)
-        alias = node["alias"] or node["table_name"]
-        _replace(node, use.placeholder, alias)
+        _replace(node, use.placeholder, node["alias"] or node["table_name"])
     if qualified:
         _unqualify(statement, qualified)
     return uses

@@ -164,8 +164,7 @@ class SchemaChecks:
             then(None)
         elif found.is_enforced:
             self.refused_total += 1
-            text = f"schema validation failed for topic '{quoted(topic)}': {refusal}"
-            then(self._refused(text))
+            then(self._refused(f"schema validation failed for topic '{quoted(topic)}': {refusal}"))
         else:
             self.warned_total += 1
             self._warn(topic)

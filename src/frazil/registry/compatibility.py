@@ -206,8 +206,7 @@ class _Resolution:
             fitting = next((each for each in names.values() if not _mismatch(each, writer)), None)
         if fitting is None:
             shown = ", ".join(_label(each) for each in list(names.values())[:_SHOWN_MAX])
-            text = f"no branch of the reader's union of {shown} reads {_label(writer)}"
-            self._add(path, text)
+            self._add(path, f"no branch of the reader's union of {shown} reads {_label(writer)}")
         else:
             self._later(fitting, writer, path)
 
@@ -323,8 +322,7 @@ def protobuf_reasons(latest: ProtobufForm, new: ProtobufForm, mode: str) -> tupl
             elif source is not None and _kind(field) == _kind(source) == "message":
                 work.append((field.message_type, source.message_type))
             if field.is_required and not (source is not None and source.is_required):
-                text = f"number {number} is required, the writer may omit it"
-                reasons.append(_line(place, text))
+                reasons.append(_line(place, f"number {number} is required, the writer may omit it"))
     return _lines(reasons)
 
 

@@ -378,16 +378,14 @@ class Registry:
             # The subject keeps the number, or the next version would reuse it.
             kept = entries.encode(found.entry)
             return _planned(reply, Change(entries.subject_key(subject), kept), removal)
-        topics = self.topics.items()
-        user = next((name for name, each in topics if each.subject == subject), None)
+        user = next((name for name, each in self.topics.items() if each.subject == subject), None)
         if user is not None:
             raise Conflict(
                 f"Cannot delete the last version of subject {subject}: topic {quoted(user)} uses it"
             )
-        ids = entries.encode(IdsEntry(self._schema_id_next))
         return _planned(
             reply,
-            Change(entries.IDS_KEY, ids),
+            Change(entries.IDS_KEY, entries.encode(IdsEntry(self._schema_id_next))),
             removal,
             Change(entries.subject_key(subject), None),
         )
@@ -480,8 +478,7 @@ class Registry:
 
     def _topic_change(self, topic: str, entry: TopicEntry) -> Change:
         check_topic(topic)
-        count = len(self.topics)
-        if topic not in self.topics and count >= TOPICS_MAX:
+        if topic not in self.topics and len(self.topics) >= TOPICS_MAX:
             raise Overloaded("too many topics with a schema", topics_max=TOPICS_MAX)
         return Change(entries.topic_key(topic), entries.encode(entry))
 

@@ -158,8 +158,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
         head = requests.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
             return
-        request = _requests.decode(requests.read(_LENGTH.unpack(head)[0]))
-        for answer in _answers_to(request, cache):
+        for answer in _answers_to(_requests.decode(requests.read(_LENGTH.unpack(head)[0])), cache):
             answers.write(encode(answer))
             answers.flush()
         _limit_cpu(0)

@@ -41,8 +41,7 @@ def to_batches(
     Raises:
         InvalidRequest: with the column and the row of the first invalid value; nothing is returned.
     """
-    source = ArrowInput(schema, limits)
-    return list(source.batches(data, bytes_max=bytes_max, rows_max=rows_max))
+    return list(ArrowInput(schema, limits).batches(data, bytes_max=bytes_max, rows_max=rows_max))
 
 
 class ArrowInput:

@@ -208,8 +208,7 @@ def type_name(data_type: pa.DataType) -> str:
     if pt.is_fixed_size_binary(data_type):
         return f"fixed[{data_type.byte_width}]"
     if pt.is_map(data_type):
-        value = _named(data_type.item_field)
-        return f"map<{type_name(data_type.key_type)},{value}>"
+        return f"map<{type_name(data_type.key_type)},{_named(data_type.item_field)}>"
     if pt.is_list(data_type):
         return f"list<{_named(data_type.value_field)}>"
     if pt.is_struct(data_type):
@@ -449,8 +448,7 @@ def _child_named(parent: pa.DataType, child: pa.Field) -> pa.Field:
 
 
 def _stripped(field: pa.Field) -> pa.Field:
-    data_type = map_children(field.type, _stripped)
-    return pa.field(field.name, data_type, nullable=field.nullable)
+    return pa.field(field.name, map_children(field.type, _stripped), nullable=field.nullable)
 
 
 def _number_children(data_type: pa.DataType, next_id: int) -> tuple[pa.DataType, int]:
@@ -607,8 +605,7 @@ def infer_schema(
         if not isinstance(row, Mapping):
             raise InvalidRequest("row must be a dict", got=type(row).__name__)
         for name, value in row.items():
-            known = found.get(name, pa.null())
-            found[name] = _merged(known, _type_of(name, value), path=name)
+            found[name] = _merged(found.get(name, pa.null()), _type_of(name, value), path=name)
     return declare_schema(found, limits=limits, primary_key=primary_key)
 
 

@@ -185,8 +185,7 @@ def _from_base64(value: object, scale: int, field: pa.Field) -> Decimal:
             data = base64.b64decode(value, validate=True)
     if not data or len(data) > DECIMAL_BYTES_MAX:
         raise InvalidRequest("text is not the base64 of a decimal", column=field.name)
-    number = Decimal(int.from_bytes(data, "big", signed=True))
-    return number.scaleb(-scale, context=_EXACT)
+    return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-scale, context=_EXACT)
 
 
 class RawChange(NamedTuple):

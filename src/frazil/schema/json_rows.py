@@ -218,8 +218,7 @@ def converted(convert: Mapping[str, Convert], value: object) -> object:
 
 
 def _map_converter(data_type: pa.DataType, *, path: str) -> Convert:
-    key_type = data_type.key_type
-    key_field = pa.field(f"{path}.key", key_type)
+    key_field = pa.field(f"{path}.key", data_type.key_type)
     inner = json_converter(data_type.item_type, path=f"{path}.value")
 
     def convert_map(value: object) -> object:

@@ -165,8 +165,7 @@ def _column(data_type: pa.DataType) -> _Column:
     if pt.is_decimal(data_type):
         return _Column(_same, _decimal_hash(data_type.scale), _hash_decimals)
     if pt.is_timestamp(data_type):
-        normal = _timestamp_normal(data_type)
-        return _Column(normal, _hash_integer, _hash_integers, pa.int64())
+        return _Column(_timestamp_normal(data_type), _hash_integer, _hash_integers, pa.int64())
     for is_type, column in _COLUMNS:
         if is_type(data_type):
             return column
@@ -360,8 +359,7 @@ class KeyFile:
             queries = np.repeat(np.arange(len(found)), [len(rows) for rows in found])
             return queries, np.concatenate([np.empty(0, np.int64), *found])
         queries_all, rows_all = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        low = hashes.astype(np.uint64) << np.uint64(32)
-        first, last = self._block_ranges(low)
+        first, last = self._block_ranges(hashes.astype(np.uint64) << np.uint64(32))
         for stripe in range(0, len(self._fences), _STRIPE_BLOCKS):
             stripe_end = min(stripe + _STRIPE_BLOCKS, len(self._fences))
             touching = np.flatnonzero((first < stripe_end) & (last > stripe))

@@ -130,8 +130,7 @@ def _check_boolean(data_type: pa.DataType, path: str, value: object) -> object:
 def _check_float(data_type: pa.DataType, path: str, value: object) -> object:
     if isinstance(value, (float, np.floating)):
         number = float(value)
-        is_narrow = pt.is_float32(data_type)
-        if is_narrow and math.isfinite(number) and abs(number) > FLOAT32_MAX:
+        if pt.is_float32(data_type) and math.isfinite(number) and abs(number) > FLOAT32_MAX:
             _refuse(path, type_name(data_type), value, why="column value is out of range")
         return number
     whole = _whole_number(value, data_type, path)

@@ -82,8 +82,7 @@ def _entries(facts: Facts, path: str) -> Mapping[Any, Any] | None:
 
 
 def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and -_MOST <= value <= _MOST
-    return float(value) if is_number else None
+    return float(value) if isinstance(value, int | float) and -_MOST <= value <= _MOST else None
 
 
 def at(path: str) -> Reader:

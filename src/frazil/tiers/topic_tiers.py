@@ -427,9 +427,8 @@ class TopicTiers:
         """Return a chunk's records in the layout of files, with the current columns."""
         if chunk.version != columns.version:
             batch = self.convert(chunk.version, chunk.batch, columns)
-            times = chunk.times
             chunk = chunk_of(
-                batch, offset=chunk.offset, version=columns.version, times=times, nbytes=0
+                batch, offset=chunk.offset, version=columns.version, times=chunk.times, nbytes=0
             )
         return batch_with_system(chunk)
 

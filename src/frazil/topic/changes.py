@@ -317,13 +317,12 @@ class ChangeCodec:
         if present is not None:
             present = BitmapMoves(ids, self.ids).moved(present)
         values = self.carried(change.values, ids)
-        packed = _pack((*values, change.op, present))
         return Change(
             change.key,
             change.op,
             values,
             present,
-            packed,
+            _pack((*values, change.op, present)),
             self,
             change.base,
             origin=change,
@@ -569,8 +568,7 @@ def _numbers(column: pa.Array, name: str, row: int) -> pa.Array:
             known = pc.is_in(ops, value_set=numbers)
         elif pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind):
             column.validate(full=True)
-            texts = pc.utf8_lower(column.cast(pa.string()))
-            indices = pc.index_in(texts, value_set=known_texts)
+            indices = pc.index_in(pc.utf8_lower(column.cast(pa.string())), value_set=known_texts)
             ops, known = of_texts.take(indices), indices.is_valid()
         else:
             raise InvalidRequest(

@@ -132,8 +132,7 @@ class TopicChanges:
         """Return whether a step depends on the current state of its key."""
         if isinstance(step, Move) or step.present is not None:
             return True
-        strict = self._runtime.state.spec.unknown_key == "error"
-        return strict and step.op in {OP_INSERT, OP_DELETE}
+        return self._runtime.state.spec.unknown_key == "error" and step.op in {OP_INSERT, OP_DELETE}
 
     def try_submit(self, steps: Sequence[Step], sender: Sender | None) -> Pending | None:
         """Resolve steps and put them into the queue; return None if the queue is full.

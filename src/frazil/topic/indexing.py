@@ -421,13 +421,11 @@ def _rows_of(topics: Iterable[TopicState]) -> dict[str, bytes]:
     """Return the rows of topics and of their columns, by key."""
     rows: dict[str, bytes] = {}
     for topic in topics:
-        row = TopicRow(spec=topic.spec, durable=topic.durable)
-        rows[f"{TOPICS}{topic.id:08x}"] = _encode(row)
+        rows[f"{TOPICS}{topic.id:08x}"] = _encode(TopicRow(spec=topic.spec, durable=topic.durable))
         for version, data in topic.schemas.items():
             rows[f"{SCHEMAS}{topic.id:08x}/{version}"] = data
     return rows
 
 
 def _cursor_row(topic_id: int, name: str, cursor: CursorState) -> bytes:
-    copy = cursor.encode()
-    return _encode(CursorRow(name=name, cursor=copy, lsn=cursor.lsn, topic=topic_id))
+    return _encode(CursorRow(name=name, cursor=cursor.encode(), lsn=cursor.lsn, topic=topic_id))

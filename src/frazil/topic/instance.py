@@ -152,5 +152,4 @@ class Instance:
             NotFound: if there is no such topic.
         """
         runtimes = self._runtimes(full)
-        parent = self._parents.get(full)
-        return parent or runtimes[0].state.spec, runtimes
+        return self._parents.get(full) or runtimes[0].state.spec, runtimes

@@ -145,9 +145,8 @@ def checked_limits(given: Mapping[str, object]) -> dict[str, float]:
     for name, value in given.items():
         if name not in LIMIT_NAMES:
             (nearest,) = difflib.get_close_matches(str(name), LIMIT_NAMES, n=1, cutoff=0)
-            known = ", ".join(LIMIT_NAMES)
             raise InvalidRequest(
-                "a topic has no such limit", key=name, nearest=nearest, known=known
+                "a topic has no such limit", key=name, nearest=nearest, known=", ".join(LIMIT_NAMES)
             )
         section = next(each for each in _SECTIONS if name in each.model_fields)
         try:

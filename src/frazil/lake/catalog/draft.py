@@ -129,8 +129,7 @@ class Draft:
                 self._schema_added = known["schema-id"]
                 return
         number = max((known["schema-id"] for known in schemas), default=-1) + 1
-        added = {**schema, "type": "struct", "schema-id": number}
-        self._set("schemas", [*schemas, added])
+        self._set("schemas", [*schemas, {**schema, "type": "struct", "schema-id": number}])
         self._schema_added = number
 
     @apply.register
@@ -374,8 +373,7 @@ class Draft:
 
         Entries before a removed one are no longer part of the history and are dropped as well.
         """
-        current = self.metadata["current-snapshot-id"]
-        passing = self._snapshots_added - {current}
+        passing = self._snapshots_added - {self.metadata["current-snapshot-id"]}
         if not passing and not self._snapshots_removed:
             return
         known = {snapshot["snapshot-id"] for snapshot in self.metadata["snapshots"]}

@@ -179,8 +179,7 @@ def _source_of(field: Json, ids: list[int]) -> Json:
 
 
 def _same_source(one: Json, other: Json) -> bool:
-    keys = ("source-id", "source-ids", "transform")
-    return all(one.get(key) == other.get(key) for key in keys)
+    return all(one.get(key) == other.get(key) for key in ("source-id", "source-ids", "transform"))
 
 
 def spec_fields(

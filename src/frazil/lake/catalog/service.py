@@ -268,8 +268,7 @@ class Catalog:
         draft.apply_all(change.updates)
         if base is not None and not draft.changed:
             return _Built(change, base, base)
-        metadata = draft.finish(base_location)
-        new = self._files.create(metadata, after=base_location)
+        new = self._files.create(draft.finish(base_location), after=base_location)
         return _Built(change, base, new)
 
     def _start(self, change: TableChange) -> Json:

@@ -229,8 +229,7 @@ class Store:
         with self._reading() as connection:
             if not self._has_namespace(connection, namespace):
                 raise no_namespace(namespace)
-            rows = connection.execute(_TABLES, (self._catalog, namespace))
-            return sorted(row[0] for row in rows)
+            return sorted(row[0] for row in connection.execute(_TABLES, (self._catalog, namespace)))
 
     def location(self, namespace: str, name: str) -> str | None:
         """Return a table's metadata file, None if there is no such table."""

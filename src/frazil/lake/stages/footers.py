@@ -80,8 +80,7 @@ def _rows(file: StagedFile, source: Source) -> int:
     if source.start <= file.offset_first and file.offset_last < source.end:
         return file.rows
     if file.rows == file.offset_last - file.offset_first + 1:
-        first = max(file.offset_first, source.start)
-        return min(file.offset_last + 1, source.end) - first
+        return min(file.offset_last + 1, source.end) - max(file.offset_first, source.start)
     # Rows of other partitions are in between: only the offsets themselves show it.
     offsets = _read(file, lambda: pq.read_table(file.path, columns=[OFFSET])).column(OFFSET)
     inside = pc.and_(

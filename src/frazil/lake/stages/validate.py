@@ -94,8 +94,7 @@ def _misfit(column: Column, data_type: pa.DataType) -> Column:
         found = _any(keys, data_type.key_field) | _any(F.map_values(column), data_type.item_field)
         if is_doubtful(data_type.key_type):
             # Such a map is rebuilt, and Spark requires unique keys for that.
-            twice = F.size(F.array_distinct(keys)) < F.size(keys)
-            found |= F.coalesce(twice, F.lit(False))
+            found |= F.coalesce(F.size(F.array_distinct(keys)) < F.size(keys), F.lit(False))
         return found
     if pt.is_list(data_type):
         return _any(column, data_type.value_field)

@@ -433,8 +433,7 @@ class Admin:
         async with self._changing_namespaces:
             made = await self._made()
             if name in made or name in NAMESPACES_AT_BOOT:
-                text = f"The namespace {name} already exists"
-                raise Refused(Status(Code.ALREADY_EXISTS, text))
+                raise Refused(Status(Code.ALREADY_EXISTS, f"The namespace {name} already exists"))
             if len(made) >= NAMESPACES_MAX:
                 raise Overloaded("too many namespaces", namespaces_max=NAMESPACES_MAX)
             await asyncio.to_thread(self._engine.states.put, StateTag.NAMESPACE, name, b"1")

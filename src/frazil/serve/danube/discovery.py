@@ -57,8 +57,7 @@ class Discovery:
     def look_up(self, call: Call, message: bytes) -> None:
         """Answer TopicLookup: every topic that exists is here."""
         request = parse_request(TopicLookupRequest, message)
-        name = checked_topic(request.topic)
-        if not self._topics.parts(name):
+        if not self._topics.parts(checked_topic(request.topic)):
             raise Refused(status("topic_not_found", topic=request.topic))
         call.ok(
             TopicLookupResponse(

@@ -103,10 +103,9 @@ class Producers:
         topic = await self._topics.for_producer(name, is_reliable=is_reliable)
         if has_schema:
             await self._schemas.take_reference(topic.name, request.schema_ref)
-        identity = self._admit(topic, request.producer_name)
         return ProducerResponse(
             request_id=request.request_id,
-            producer_id=identity,
+            producer_id=self._admit(topic, request.producer_name),
             producer_name=request.producer_name,
         ).SerializeToString()
 

@@ -226,10 +226,9 @@ def _of_consumer(services: Services, identity: int, _request: Any) -> Resource:
 
 
 def _of_client(services: Services, identity: int, request: Any) -> Resource | None:
-    is_producer = request.client == data.HealthCheckRequest.Producer
     topic = (
         services.producers.producer_topic(identity)
-        if is_producer
+        if request.client == data.HealthCheckRequest.Producer
         else services.consumers.consumer_topic(identity)
     )
     # Without a topic the handler answers that there is no such client.

@@ -113,8 +113,7 @@ class Unreliable:
         found = self.find(topic, name)
         if found is not None:
             self.remove(found)
-            error = NotFound("subscription was removed", topic=topic, subscription=name)
-            found.end(error)
+            found.end(NotFound("subscription was removed", topic=topic, subscription=name))
 
     def forget_topic(self, topic: str) -> None:
         """End all that a deleted topic had."""

@@ -395,5 +395,4 @@ def decode_runs(text: str) -> list[SentRun]:
     if len(data) % (8 * _COLUMNS) or len(data) > _BYTES_MAX:
         raise CorruptionError("runs of a file have the wrong size", bytes=len(data))
     steps = np.frombuffer(data, dtype="<u8").reshape(_COLUMNS, -1)
-    table = np.cumsum(steps, axis=1, dtype=np.uint64)
-    return [SentRun(*each) for each in table.T.tolist()]
+    return [SentRun(*each) for each in np.cumsum(steps, axis=1, dtype=np.uint64).T.tolist()]

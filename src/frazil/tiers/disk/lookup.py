@@ -123,8 +123,7 @@ class DiskLookup:
         groups = np.searchsorted(np.array(reader.starts), rows, "right") - 1
         for group in np.unique(groups).tolist():
             here = np.flatnonzero(groups == group)
-            names = ("_offset", "_op", "_present", *shape.names)
-            batch = self._readers.group(file, group, names)
+            batch = self._readers.group(file, group, ("_offset", "_op", "_present", *shape.names))
             picked = batch.take(pa.array(rows[here] - reader.starts[group]))
             present = picked.column("_present").to_pylist()
             facts = (offsets_of(picked).tolist(), picked.column("_op").to_pylist(), present)
@@ -172,8 +171,7 @@ class DiskLookup:
                 # The second attempt: the cache may have closed it to open another one.
                 self.forget(file)
                 fault = error
-        built = self._build(file, fault)
-        return use(self._maps.put((file.topic, file.name), built))
+        return use(self._maps.put((file.topic, file.name), self._build(file, fault)))
 
     def _map(self, file: DiskFile) -> KeyFile | KeyMap:
         key = (file.topic, file.name)

@@ -608,8 +608,7 @@ def _together(offsets: npt.NDArray[np.int64], first: int) -> tuple[int, int]:
 def _time_runs(times: pa.Array) -> tuple[tuple[int, int], ...]:
     values = times.cast(pa.int64()).to_numpy()
     starts = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist()]
-    ends = [*starts[1:], len(values)]
-    pairs = zip(starts, ends, strict=True)
+    pairs = zip(starts, [*starts[1:], len(values)], strict=True)
     return tuple((end - start, int(values[start])) for start, end in pairs)
 
 

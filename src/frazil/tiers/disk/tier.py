@@ -228,8 +228,7 @@ class DiskTier:
     @property
     def cache_bytes(self) -> int:
         """Return the memory of caches of rows and keys."""
-        rows = self.readers.cache_bytes + self.history.cache_bytes
-        return rows + self.lookup.cache_bytes
+        return self.readers.cache_bytes + self.history.cache_bytes + self.lookup.cache_bytes
 
     @property
     def writer_bytes(self) -> int:

@@ -186,13 +186,12 @@ def _fold(parts: list[KeyRows], shape: KeyShape) -> FoldedRows:
     last = np.concatenate((numbers[1:] != numbers[:-1], [True]))
     # A delete shows no row, so nothing needs to supersede it.
     marked = np.flatnonzero(~last & (ops != OP_DELETE))
-    newest = table.take(pa.array(order[last])).combine_chunks().to_batches()
     return FoldedRows(
         offsets[marked],
         offsets[marked + 1],
         offsets[last],
         ops[last],
-        newest[0],
+        table.take(pa.array(order[last])).combine_chunks().to_batches()[0],
     )
 
 

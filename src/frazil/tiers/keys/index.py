@@ -88,8 +88,7 @@ class KeyIndex:
         # Each scan walks over the gaps that deleted keys leave at the head of a dict, so that
         # many are evicted at once.
         while self.bytes > bytes_max and codes:
-            count = max(_SHRINK_KEYS_MIN, int(len(codes) * _SHRINK_RATIO))
-            oldest = list(islice(codes, count))
+            oldest = list(islice(codes, max(_SHRINK_KEYS_MIN, int(len(codes) * _SHRINK_RATIO))))
             for key in oldest:
                 del codes[key]
             self.bytes -= keys_bytes(oldest)
@@ -145,8 +144,7 @@ class UnflushedKeys:
         """Cover `[folded_to, end)`; False if that is not possible."""
         if end - folded_to > CHANGES_MAX:
             return False
-        is_long = self._end - self._first > 2 * CHANGES_MAX
-        if is_long or not self._first <= folded_to <= self._end:
+        if self._end - self._first > 2 * CHANGES_MAX or not self._first <= folded_to <= self._end:
             self._codes = {}
             self._first = self._end = folded_to
         return self._end >= end or self._extend(end)
