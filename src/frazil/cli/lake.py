@@ -10,6 +10,7 @@ from rich.status import Status
 
 from frazil.cli.lake_setup import lake_app
 from frazil.cli.output import (
+    UNKNOWN,
     agreed,
     console,
     naming_the_option,
@@ -18,7 +19,7 @@ from frazil.cli.output import (
     size_text,
     stamp,
 )
-from frazil.cli.session import session_of
+from frazil.cli.session import TopicName, Yes, session_of
 from frazil.cli.top import RunningEngine
 from frazil.clock import SystemClock
 from frazil.errors import InvalidRequest
@@ -34,14 +35,11 @@ if TYPE_CHECKING:
 __all__ = ["lake_app"]
 
 Topic = Annotated[str | None, typer.Argument(help="One topic; all with a lake without it.")]
-OneTopic = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Replay = Annotated[
     bool, typer.Option("--replay", help="The table was rolled back: move its rows again.")
 ]
 Accept = Annotated[bool, typer.Option("--accept", help="Rows are missing: continue without them.")]
 Rejects = Annotated[bool, typer.Option("--rejects", help="Let a batch with many rejects through.")]
-UNKNOWN: Final = "-"
 RESTING: Final = "at rest"
 RESTING_WHY: Final = "no program has the directory open; frazil lake flush commits them"
 
@@ -163,7 +161,7 @@ def resume(
 @lake_app.command()
 def adopt(
     context: typer.Context,
-    topic: OneTopic,
+    topic: TopicName,
     yes: Yes = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Continue after the end of a table that this topic did not fill.

@@ -8,7 +8,7 @@ import typer
 
 from frazil.cli.output import note, print_json, print_table, size_text, stamp
 from frazil.cli.running_broker import Token, perform
-from frazil.cli.session import session_of
+from frazil.cli.session import TopicFilter, session_of
 from frazil.engine import Call
 
 __all__ = ["app", "backup"]
@@ -17,11 +17,9 @@ app = typer.Typer(
     help="List the objects in the object store, and collect its garbage.", no_args_is_help=True
 )
 
-TopicName = Annotated[str | None, typer.Argument(help="One topic; all topics without it.")]
-
 
 @app.command("ls")
-def list_objects(context: typer.Context, topic: TopicName = None, token: Token = None) -> None:
+def list_objects(context: typer.Context, topic: TopicFilter = None, token: Token = None) -> None:
     """List what each topic has in the object store, or the objects of one topic."""
     session = session_of(context)
     found = perform(session, Call("list_objects", topic), token)

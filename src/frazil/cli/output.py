@@ -31,6 +31,7 @@ from rich.text import Text
 from frazil.errors import InvalidRequest
 
 __all__ = [
+    "UNKNOWN",
     "agreed",
     "console",
     "csv_text",
@@ -48,6 +49,7 @@ __all__ = [
     "write_out",
 ]
 
+UNKNOWN = "-"
 WIDTH_WITHOUT_TERMINAL = 4000
 WRITE_BYTES = 1 << 16
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}

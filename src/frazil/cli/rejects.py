@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from frazil.cli.output import note, print_json, print_table, stamp
-from frazil.cli.session import session_of
+from frazil.cli.session import TopicName, session_of
 from frazil.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Topic = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
 Part = Annotated[int | None, typer.Option("--part", min=0, help="One part of the topic.")]
 Offsets = Annotated[list[int] | None, typer.Argument(help="Offsets of rejects.")]
 Every = Annotated[bool, typer.Option("--all", help="All that are not settled.")]
@@ -30,7 +29,7 @@ Every = Annotated[bool, typer.Option("--all", help="All that are not settled.")]
 @app.command("list")
 def list_rejects(
     context: typer.Context,
-    topic: Topic,
+    topic: TopicName,
     settled: Annotated[bool, typer.Option("--all", help="Settled ones as well.")] = False,  # noqa: FBT002 - a flag
     limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")] = 1000,
 ) -> None:
@@ -53,7 +52,7 @@ def list_rejects(
 @app.command()
 def show(
     context: typer.Context,
-    topic: Topic,
+    topic: TopicName,
     offset: Annotated[int, typer.Argument(help="The reject's offset.")],
     part: Part = None,
 ) -> None:
@@ -65,7 +64,7 @@ def show(
 @app.command()
 def replay(
     context: typer.Context,
-    topic: Topic,
+    topic: TopicName,
     offsets: Offsets = None,
     every: Every = False,  # noqa: FBT002 - a flag
     part: Part = None,
@@ -82,7 +81,7 @@ def replay(
 @app.command()
 def drop(
     context: typer.Context,
-    topic: Topic,
+    topic: TopicName,
     offsets: Offsets = None,
     every: Every = False,  # noqa: FBT002 - a flag
     part: Part = None,

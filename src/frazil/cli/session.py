@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os.path
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import attrs
 import typer
@@ -20,9 +20,20 @@ from frazil.telemetry import configure
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Output", "Session", "log_to_stderr", "session_of"]
+__all__ = [
+    "Output",
+    "Session",
+    "TopicFilter",
+    "TopicName",
+    "Yes",
+    "log_to_stderr",
+    "session_of",
+]
 
 Output = Literal["table", "json"]
+TopicName = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
+TopicFilter = Annotated[str | None, typer.Argument(help="One topic; all topics without it.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @attrs.frozen

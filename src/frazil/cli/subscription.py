@@ -14,7 +14,7 @@ import typer
 from frazil.cli.output import agreed, size_text
 from frazil.cli.read import parse_start
 from frazil.cli.running_broker import Token, perform
-from frazil.cli.session import session_of
+from frazil.cli.session import TopicName, Yes, session_of
 from frazil.clock import SystemClock
 from frazil.engine import Call
 from frazil.errors import InvalidRequest
@@ -31,9 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-Topic = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
 Name = Annotated[str, typer.Argument(help="The subscription.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Window = Annotated[
     int | None, typer.Option("--max-unacked", min=1, help="So many may be delivered, not acked.")
 ]
@@ -76,7 +74,7 @@ def _row(facts: Mapping[str, Any]) -> tuple[object, ...]:
 @app.command()
 def create(
     context: typer.Context,
-    topic: Topic,
+    topic: TopicName,
     name: Name,
     kind: Annotated[
         Kind, typer.Option("--type", help="The sharing of records between consumers.")
@@ -95,7 +93,7 @@ def create(
 @app.command()
 def reset(
     context: typer.Context,
-    topic: Topic,
+    topic: TopicName,
     name: Name,
     to: Annotated[
         str, typer.Option("--to", help="earliest, latest, an offset, an ISO 8601 time, or -5m.")
@@ -121,7 +119,7 @@ def reset(
 @app.command()
 def drop(
     context: typer.Context,
-    topic: Topic,
+    topic: TopicName,
     name: Name,
     yes: Yes = False,  # noqa: FBT002 - a flag
     token: Token = None,
@@ -141,7 +139,7 @@ def drop(
 @app.command()
 def policy(
     context: typer.Context,
-    topic: Topic,
+    topic: TopicName,
     name: Name,
     max_redelivery_count: Annotated[
         int | None, typer.Option(min=0, help="Deliveries after the first one.")

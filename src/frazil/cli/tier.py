@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from frazil.cli.output import size_text
-from frazil.cli.session import session_of
+from frazil.cli.session import TopicFilter, session_of
 
 if TYPE_CHECKING:
     from frazil.engine import Engine
@@ -16,11 +16,9 @@ __all__ = ["app"]
 
 app = typer.Typer(help="Look at the memory and disk tiers, flush and evict.", no_args_is_help=True)
 
-Topic = Annotated[str | None, typer.Argument(help="One topic; all topics without it.")]
-
 
 @app.command("ls")
-def list_tiers(context: typer.Context, topic: Topic = None) -> None:
+def list_tiers(context: typer.Context, topic: TopicFilter = None) -> None:
     """List what each topic has in memory and in files, or the files of one topic."""
     session = session_of(context)
     with session.engine() as engine:
@@ -85,7 +83,7 @@ def _summaries(engine: Engine) -> list[dict[str, Any]]:
 
 
 @app.command()
-def flush(context: typer.Context, topic: Topic = None) -> None:
+def flush(context: typer.Context, topic: TopicFilter = None) -> None:
     """Write the memory tier to files; on return they are synced and registered."""
     session = session_of(context)
     with session.engine() as engine:
@@ -95,7 +93,7 @@ def flush(context: typer.Context, topic: Topic = None) -> None:
 
 
 @app.command()
-def evict(context: typer.Context, topic: Topic = None) -> None:
+def evict(context: typer.Context, topic: TopicFilter = None) -> None:
     """Free flushed records in memory and committed files on disk."""
     session = session_of(context)
     with session.engine() as engine:

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from frazil.cli.output import console, note, size_text, stamp, to_json, write_out
+from frazil.cli.output import UNKNOWN, console, note, size_text, stamp, to_json, write_out
 from frazil.cli.session import Session, session_of
 from frazil.clock import SystemClock
 from frazil.errors import InvalidRequest, NotFound
@@ -39,7 +39,6 @@ STATS_FILE: Final = "stats.json"
 STATS_BYTES_MAX: Final = 64 << 20
 FRESH_S: Final = 10.0
 """An engine writes once a second; on a busy machine it may be late."""
-UNKNOWN: Final = "-"
 TOPICS_MAX: Final = 50
 HIDDEN: Final = ("topics", "per_topic", "warnings", "commit_queue", "data_dir", "health")
 """Statistics that `render` shows in another table, or that only `--output json` has."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from frazil.cli.output import agreed, naming_the_option, print_json, print_table, size_text
-from frazil.cli.session import session_of
+from frazil.cli.session import TopicName, session_of
 from frazil.engine import Topic
 from frazil.errors import InvalidRequest
 from frazil.model import OnFull, SyncMode, UnknownKey
@@ -22,7 +22,6 @@ __all__ = ["app", "pairs"]
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="The topic: name or /namespace/name.")]
 HoldName = Annotated[str, typer.Argument(help="The name of the hold.")]
 Sync = Annotated[SyncMode | None, typer.Option("--sync", help="When publishes are synced.")]
 Age = Annotated[str | None, typer.Option("--retention-age", help="Keep records for so long: 48h.")]
@@ -71,7 +70,7 @@ def pairs(texts: Sequence[str] | None, *, sign: str, option: str) -> dict[str, s
 @app.command()
 def create(
     context: typer.Context,
-    name: Name,
+    name: TopicName,
     columns: Annotated[
         list[str] | None,
         typer.Option("--column", help='A column as name:type, e.g. "id:long not null".'),
@@ -155,7 +154,7 @@ def _summary(engine: Engine, name: str) -> dict[str, Any]:
 
 
 @app.command()
-def describe(context: typer.Context, name: Name) -> None:
+def describe(context: typer.Context, name: TopicName) -> None:
     """Show all facts about a topic."""
     session = session_of(context)
     with session.engine() as engine:
@@ -182,7 +181,7 @@ def describe(context: typer.Context, name: Name) -> None:
 @app.command()
 def alter(
     context: typer.Context,
-    name: Name,
+    name: TopicName,
     add: Annotated[list[str] | None, typer.Option("--add", help="name:type")] = None,
     drop: Annotated[list[str] | None, typer.Option("--drop", help="A column.")] = None,
     rename: Annotated[list[str] | None, typer.Option("--rename", help="old=new")] = None,
@@ -235,7 +234,7 @@ def alter(
 @app.command()
 def delete(
     context: typer.Context,
-    name: Name,
+    name: TopicName,
     yes: Annotated[bool, typer.Option("--yes", help="Really delete it.")] = False,  # noqa: FBT002 - a flag
     drop_table: DropTable = False,  # noqa: FBT002 - a flag
 ) -> None:
@@ -252,7 +251,7 @@ def delete(
 @app.command()
 def hold(
     context: typer.Context,
-    name: Name,
+    name: TopicName,
     hold_name: HoldName,
     offset: Annotated[int, typer.Argument(help="The first offset to keep.")],
 ) -> None:
@@ -263,7 +262,7 @@ def hold(
 @app.command()
 def advance(
     context: typer.Context,
-    name: Name,
+    name: TopicName,
     hold_name: HoldName,
     offset: Annotated[int, typer.Argument(help="The new first offset to keep.")],
 ) -> None:
@@ -272,7 +271,7 @@ def advance(
 
 
 @app.command("drop-hold")
-def drop_hold(context: typer.Context, name: Name, hold_name: HoldName) -> None:
+def drop_hold(context: typer.Context, name: TopicName, hold_name: HoldName) -> None:
     """Remove a hold."""
     _change_holds(context, name, lambda topic: topic.drop(hold_name))
 
