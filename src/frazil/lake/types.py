@@ -15,6 +15,7 @@ import pyarrow.types as pt
 
 from frazil.errors import InvalidRequest
 from frazil.lake.table import fold_name
+from frazil.schema import RESERVED_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +60,6 @@ RESERVED_NAMES: Final = frozenset(
     }
 )
 """Columns that Frazil adds, and those that Iceberg and Spark add to a table's own."""
-RESERVED_PREFIX: Final = "_change_"
 _ID_KEY: Final = b"frazil.id"
 
 _SCALARS: Final[dict[pa.DataType, str]] = {

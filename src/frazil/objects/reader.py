@@ -27,7 +27,7 @@ from frazil.log import format as fmt
 from frazil.model import OffsetRange
 from frazil.objects.format import HEADER_BYTES
 from frazil.telemetry import warn
-from frazil.tiers import HistoryPin, LruCache
+from frazil.tiers import HistoryPins, LruCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -345,7 +345,7 @@ class _Changed(Exception):
     """The object is no longer registered: look again."""
 
 
-class ObjectsSource:
+class ObjectsSource(HistoryPins):
     """Reads the records of registered objects. Any number of threads may read.
 
     Args:
@@ -365,6 +365,7 @@ class ObjectsSource:
         ahead_bytes: int = AHEAD_BYTES,
         threads: int = AHEAD_THREADS,
     ) -> None:
+        super().__init__()
         self._catalog = catalog
         self._codecs = codecs
         self.fetcher = Fetcher(store, ahead_bytes=ahead_bytes, threads=threads)
@@ -372,9 +373,7 @@ class ObjectsSource:
         self._indexes: LruCache[ObjectIndex] = LruCache(INDEXES_MAX)
         self._positions: LruCache[tuple[ByteRange, int]] = LruCache(POSITIONS_MAX)
         """By topic and offset: the range that a sequential reader read last, and where it ended."""
-        self._pins: set[HistoryPin] = set()
-        # Re-entrant, because the garbage collector may close a forgotten reader at any point.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._faults: dict[tuple[str, int], dict[str, Any]] = {}
         """Damaged objects that readers found, by key and position; 0 is a missing object."""
         self._retiring: dict[int, int] = {}
@@ -641,13 +640,6 @@ class ObjectsSource:
         index = self._index(descriptor)
         return index.times[index.interval(offset)] or None
 
-    def pin(self, topic: int, *, offset: int) -> HistoryPin:
-        """Keep the objects with records from `offset` on."""
-        pin = HistoryPin(self._unpin, topic, offset)
-        with self._lock:
-            self._pins.add(pin)
-        return pin
-
     def retire(self, topic: int, *, below: int) -> None:
         """Refuse reads below an offset, whose objects are about to expire; 0 allows them again.
 
@@ -656,14 +648,3 @@ class ObjectsSource:
         self._retiring[topic] = below
         if not below:
             del self._retiring[topic]
-
-    def _unpin(self, pin: HistoryPin) -> None:
-        with self._lock:
-            self._pins.discard(pin)
-
-    def pinned(self, topic: int) -> int | None:
-        """Return the lowest offset that an open reader of the topic still needs."""
-        with self._lock:
-            pins = tuple(self._pins)
-        # Outside the lock: the garbage collector may close a forgotten reader right here.
-        return min((pin.offset for pin in pins if pin.topic == topic), default=None)

@@ -14,6 +14,7 @@ from frazil.errors import Closed, FrazilError, Unavailable
 from frazil.objects.backup import listed
 from frazil.objects.format import parse_key
 from frazil.telemetry import event
+from frazil.tiers import deleted_topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -226,9 +227,7 @@ class ObjectsRetention:
             # After a restore only objects may have the records of a hold.
             held = list(runtime.state.holds.items())
             needed = [offset for name, offset in held if name != OBJECTS_HOLD]
-            pinned = source.pinned(topic_id)
-            if pinned is not None:
-                needed.append(pinned)
+            needed += source.pinned_offsets(topic_id)
             now_us = self._engine.clock.now_us() if self._engine.time_trusted() else None
             picture = self._objects.catalog.topic(topic_id)
             below = expired_below(
@@ -260,18 +259,6 @@ class ObjectsRetention:
 
     def drop_deleted(self) -> None:
         """Drop the objects of topics that were deleted longer ago than the grace."""
-        engine, main = self._engine, self._engine.log.journal
-        if main.failed is not None or not engine.time_trusted():
-            return
-        grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
-        for topic_id in self._objects.catalog.topics():
-            state = main.state.topics.get(topic_id)
-            if state is not None:
-                deleted_us = state.spec.deleted_us
-                if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
-                    continue
-            elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
-                # The definition may have been lost, and the objects may be the topic's only copy.
-                continue
+        for topic_id in deleted_topics(self._engine, self._objects.catalog.topics()):
             self._objects.catalog.drop(topic_id)
             event("topic_objects_dropped", topic_id=topic_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from frazil.schema.arrow_input import ArrowInput, raw_batches, to_batches
 from frazil.schema.columns import (
     LIMITS_DEFAULT,
+    RESERVED_PREFIX,
     IngestLimits,
     column_id,
     column_of,
@@ -58,6 +59,7 @@ __all__ = [
     "ID_KEYS",
     "LIMITS_DEFAULT",
     "MESSAGE_SCHEMA",
+    "RESERVED_PREFIX",
     "UNAVAILABLE",
     "AddColumn",
     "ArrowInput",

@@ -12,7 +12,7 @@ from frazil.tiers.disk.format import (
     user_schema,
 )
 from frazil.tiers.disk.parquet import RowsWriter, open_parquet, read_facts
-from frazil.tiers.disk.pins import FilesPin, HistoryPin
+from frazil.tiers.disk.pins import FilesPin, HistoryPins
 from frazil.tiers.disk.reader import DiskHistory, FileGone, LruCache, StoredRows
 from frazil.tiers.disk.tier import DiskTier
 from frazil.tiers.disk.writer import SetWriter, merge_once
@@ -23,7 +23,7 @@ from frazil.tiers.keys.index import OP_MASK, KeyIndex
 from frazil.tiers.keys.lookup import KeyLookup
 from frazil.tiers.partitions import Partitioner
 from frazil.tiers.pressure import RETRY_AFTER_MS
-from frazil.tiers.retention import on_full_of, quota_of
+from frazil.tiers.retention import deleted_topics, on_full_of, quota_of
 from frazil.tiers.runtime import Tiers
 from frazil.tiers.topic_tiers import TopicTiers, check_objects_option, has_objects
 from frazil.tiers.zones import RED
@@ -43,7 +43,7 @@ __all__ = [
     "FileGone",
     "FileLabel",
     "FilesPin",
-    "HistoryPin",
+    "HistoryPins",
     "KeyIndex",
     "KeyLookup",
     "KeyedState",
@@ -59,6 +59,7 @@ __all__ = [
     "TopicMarks",
     "TopicTiers",
     "check_objects_option",
+    "deleted_topics",
     "file_schema",
     "flush_set",
     "has_objects",

@@ -17,7 +17,7 @@ from frazil.tiers.disk.writer import merge_once
 from frazil.tiers.pressure import RETRY_AFTER_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from frazil.config import LogSettings
     from frazil.errors import FrazilError
@@ -235,22 +235,27 @@ class Retention:
 
     def drop_deleted(self) -> None:
         """Remove the files of topics that were deleted longer ago than the grace."""
-        engine, disk = self._engine, self._tiers.disk
-        main = engine.log.journal
-        if main.failed is not None or not engine.time_trusted():
-            return
-        grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
-        for topic_id in disk.catalog.topics:
-            state = main.state.topics.get(topic_id)
-            if state is not None:
-                deleted_us = state.spec.deleted_us
-                if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
-                    continue
-            elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
-                # Its definition may be lost, and these files may be the only copy of the topic.
-                continue
-            disk.drop_topic(topic_id)
+        for topic_id in deleted_topics(self._engine, self._tiers.disk.catalog.topics):
+            self._tiers.disk.drop_topic(topic_id)
             event("topic_files_removed", topic_id=topic_id)
+
+
+def deleted_topics(engine: Instance, topic_ids: Iterable[int]) -> Iterator[int]:
+    """Return those of the topics that were deleted longer ago than the grace."""
+    main = engine.log.journal
+    if main.failed is not None or not engine.time_trusted():
+        return
+    grace_us = int(engine.settings.topics.delete_grace_s * 1e6)
+    for topic_id in topic_ids:
+        state = main.state.topics.get(topic_id)
+        if state is not None:
+            deleted_us = state.spec.deleted_us
+            if not deleted_us or deleted_us + grace_us > engine.clock.now_us():
+                continue
+        elif topic_id > main.state.topic_id_last or main.report.lost or main.report.warnings:
+            # Its definition may be lost, and a tier may have the only copy of the topic.
+            continue
+        yield topic_id
 
 
 def _families(topics: Sequence[TopicTiers]) -> list[list[TopicTiers]]:

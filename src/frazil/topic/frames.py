@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.log import PLAIN, Codec, Payload, Untracked
+from frazil.log import PLAIN, TIME_FIELD, Codec, Payload, Untracked
 from frazil.log import format as fmt
 from frazil.model import OP_NAMES, OP_UPSERT
 from frazil.schema import (
@@ -32,7 +32,6 @@ from frazil.topic.payloads import (
     CHANGE_FLAGS,
     OP_FIELD,
     PRESENT_FIELD,
-    TIME_FIELD,
     Reader,
     arrow_payload,
     change_schema,

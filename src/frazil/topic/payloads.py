@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from frazil.errors import CorruptionError, InvalidRequest
-from frazil.log import Payload
+from frazil.log import TIME_FIELD, Payload
 from frazil.log import format as fmt
 from frazil.schema import BitmapMoves, column_id, plan_read
 
@@ -25,7 +25,6 @@ Reader = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 OP_FIELD: Final = pa.field("_op", pa.int8(), nullable=False)
 PRESENT_FIELD: Final = pa.field("_present", pa.binary())
-TIME_FIELD: Final = pa.field("_time", pa.timestamp("us", tz="UTC"), nullable=False)
 _SYSTEM_FIELDS: Final = (
     (fmt.FLAG_OP, OP_FIELD),
     (fmt.FLAG_PRESENT, PRESENT_FIELD),

@@ -199,19 +199,15 @@ class Draft:
 
     @apply.register
     def _(self, update: up.RemovePartitionSpecs) -> None:
-        gone = set(update.spec_ids)
-        if self.metadata["default-spec-id"] in gone:
+        if self.metadata["default-spec-id"] in update.spec_ids:
             raise bad_request("default partition spec cannot be removed")
-        specs = self.metadata["partition-specs"]
-        self._set("partition-specs", [spec for spec in specs if spec["spec-id"] not in gone])
+        self._remove("partition-specs", "spec-id", update.spec_ids)
 
     @apply.register
     def _(self, update: up.RemoveSchemas) -> None:
-        gone = set(update.schema_ids)
-        if self.metadata["current-schema-id"] in gone:
+        if self.metadata["current-schema-id"] in update.schema_ids:
             raise bad_request("current schema cannot be removed")
-        schemas = self.metadata["schemas"]
-        self._set("schemas", [item for item in schemas if item["schema-id"] not in gone])
+        self._remove("schemas", "schema-id", update.schema_ids)
 
     # ---------------------------------------------------------------- snapshots and refs
     @apply.register
@@ -298,7 +294,7 @@ class Draft:
         self._snapshots_removed = True
         left = {snapshot["snapshot-id"] for snapshot in snapshots}
         for key in ("statistics", "partition-statistics"):
-            self._drop_statistics(key, gone)
+            self._remove(key, "snapshot-id", gone)
         for name, ref in list(self.metadata["refs"].items()):
             if ref["snapshot-id"] not in left:
                 self._drop_ref(name)
@@ -313,19 +309,19 @@ class Draft:
 
     @apply.register
     def _(self, update: up.RemoveStatistics) -> None:
-        self._drop_statistics("statistics", {update.snapshot_id})
+        self._remove("statistics", "snapshot-id", {update.snapshot_id})
 
     @apply.register
     def _(self, update: up.RemovePartitionStatistics) -> None:
-        self._drop_statistics("partition-statistics", {update.snapshot_id})
+        self._remove("partition-statistics", "snapshot-id", {update.snapshot_id})
 
     def _put_statistics(self, key: str, statistics: Json) -> None:
-        self._drop_statistics(key, {_number(statistics, "snapshot-id")})
+        self._remove(key, "snapshot-id", {_number(statistics, "snapshot-id")})
         self._set(key, [*self.metadata[key], statistics])
 
-    def _drop_statistics(self, key: str, snapshot_ids: set[int]) -> None:
-        kept = [item for item in self.metadata[key] if item["snapshot-id"] not in snapshot_ids]
-        self._set(key, kept)
+    def _remove(self, key: str, id_name: str, numbers: Iterable[int]) -> None:
+        gone = set(numbers)
+        self._set(key, [item for item in self.metadata[key] if item[id_name] not in gone])
 
     # ------------------------------------------------------------------------ the end
     def finish(self, base_location: str | None) -> Json:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody k
 from pyspark.sql import types as T  # noqa: N812 - as F
 
 from frazil.errors import InvalidRequest
-from frazil.lake.types import inner_fields
+from frazil.lake.types import OFFSET, PART, TIME, inner_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,9 +41,6 @@ __all__ = [
     "staged_schema",
 ]
 
-OFFSET: Final = "_offset"
-TIME: Final = "_time"
-PART: Final = "_part"
 REJECT: Final = "_change_reject"
 """The column with a record's verdict; the prefix is reserved, no topic has such a column."""
 DECIMAL_DIGITS_MAX: Final = 38

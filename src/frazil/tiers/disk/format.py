@@ -22,6 +22,7 @@ from frazil.errors import CorruptionError
 from frazil.log import OFFSET_FIELD, TIME_FIELD, SpecialRange
 from frazil.schema.keys import column_id
 from frazil.struct_types import learnt
+from frazil.topic import OP_FIELD, PRESENT_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -147,9 +148,6 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 SYSTEM_ID_FIRST: Final = 2_147_480_000
 FIELD_ID: Final = b"PARQUET:field_id"
 _NAME: Final = re.compile(r"([0-9a-f]{16})-([0-9a-f]{16})-([0-9]+)-([0-9a-f]{8})\.parquet\Z")
-
-OP_FIELD: Final = pa.field("_op", pa.int8(), nullable=False)
-PRESENT_FIELD: Final = pa.field("_present", pa.binary())
 
 
 class SetName(NamedTuple):

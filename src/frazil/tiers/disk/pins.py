@@ -107,3 +107,30 @@ class HistoryPin(AbstractContextManager["HistoryPin"]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class HistoryPins:
+    """The pins of a history source's readers. Any number of threads may use it."""
+
+    def __init__(self) -> None:
+        self._pins: set[HistoryPin] = set()
+        # Re-entrant: the garbage collector may close a forgotten reader at any point.
+        self._pins_lock = threading.RLock()
+
+    def pin(self, topic: int, *, offset: int) -> HistoryPin:
+        """Keep a topic's records from `offset` on from eviction and expiry."""
+        pin = HistoryPin(self._unpin, topic, offset)
+        with self._pins_lock:
+            self._pins.add(pin)
+        return pin
+
+    def _unpin(self, pin: HistoryPin) -> None:
+        with self._pins_lock:
+            self._pins.discard(pin)
+
+    def pinned_offsets(self, topic: int) -> list[int]:
+        """Return the offset that each open reader of the topic still needs."""
+        with self._pins_lock:
+            pins = tuple(self._pins)
+        # Outside the lock: the garbage collector may close a forgotten reader right here.
+        return [pin.offset for pin in pins if pin.topic == topic]

@@ -17,8 +17,6 @@ from frazil.log import RANGE_LOST, Batch, Piece
 from frazil.model import OffsetRange
 from frazil.schema import BitmapMoves, KeyShape
 from frazil.tiers.disk.format import (
-    OP_FIELD,
-    PRESENT_FIELD,
     RUNS_KEY,
     decode_runs,
     group_integers,
@@ -26,7 +24,8 @@ from frazil.tiers.disk.format import (
     user_schema,
 )
 from frazil.tiers.disk.parquet import open_parquet, stored_schema
-from frazil.tiers.disk.pins import HistoryPin
+from frazil.tiers.disk.pins import HistoryPins
+from frazil.topic import OP_FIELD, PRESENT_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -353,16 +352,14 @@ class StoredRows(NamedTuple):
     """Sorting these rows took work: rows beyond the request are cached."""
 
 
-class DiskHistory:
+class DiskHistory(HistoryPins):
     """The records of the tier's files as a `HistorySource`. Any number of threads may read."""
 
     def __init__(self, catalog: DiskCatalog, readers: DiskReaders, damage: DamagedFiles) -> None:
+        super().__init__()
         self._catalog = catalog
         self._readers = readers
         self._damage = damage
-        self._pins: set[HistoryPin] = set()
-        # Re-entrant: the garbage collector may close a forgotten reader at any point.
-        self._lock = threading.RLock()
         self._ahead: LruCache[StoredRows] = LruCache(4 * AHEAD_BYTES)
 
     @property
@@ -541,22 +538,9 @@ class DiskHistory:
                 break
         return None if best is None else max(best, picture.start)
 
-    def pin(self, topic: int, *, offset: int) -> HistoryPin:
-        """Keep a topic's records from `offset` on from eviction."""
-        pin = HistoryPin(self._unpin, topic, offset)
-        with self._lock:
-            self._pins.add(pin)
-        return pin
-
     def pinned(self, topic: int) -> int:
         """Return the lowest offset that a reader of the topic still needs; high without one."""
-        with self._lock:
-            pins = tuple(self._pins)
-        return min((pin.offset for pin in pins if pin.topic == topic), default=FOREVER)
-
-    def _unpin(self, pin: HistoryPin) -> None:
-        with self._lock:
-            self._pins.discard(pin)
+        return min(self.pinned_offsets(topic), default=FOREVER)
 
 
 def damaged_error(file: DiskFile, reason: Exception) -> CorruptionError:
