@@ -215,11 +215,8 @@ class RealFile:
 
 def read_file(path: str, bytes_max: int) -> bytes:
     """Return the first bytes of a file of the operating system, at most `bytes_max`."""
-    file = RealFileSystem().open(path, "read")
-    try:
+    with contextlib.closing(RealFileSystem().open(path, "read")) as file:
         return read_fully(file, 0, bytes_max)
-    finally:
-        file.close()
 
 
 class _RealLock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os.path
 from typing import Annotated
@@ -95,8 +96,6 @@ def _write(path: str, text: str) -> None:
         raise Conflict("file exists already, choose another with --out", file=path) from error
     except (OSError, ValueError) as error:
         raise InvalidRequest("file cannot be written", file=path, reason=error) from error
-    try:
+    with contextlib.closing(file):
         write_fully(file, 0, [text.encode()])
         file.sync()
-    finally:
-        file.close()

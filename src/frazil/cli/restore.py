@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os.path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -65,8 +66,8 @@ def restore(
         )
     log_to_stderr(settings)
     clock = SystemClock()
-    store = RetryingStore(open_store(settings.objects, clock=clock), clock=clock)
-    try:
+    opened = open_store(settings.objects, clock=clock)
+    with contextlib.closing(RetryingStore(opened, clock=clock)) as store:
         report = restore_broker(
             store,
             settings.data_dir,
@@ -77,8 +78,6 @@ def restore(
             broker=_broker(broker),
             offset_margin=margin,
         )
-    finally:
-        store.close()
     if session.as_json:
         print_json(report)
         return

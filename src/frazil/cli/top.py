@@ -84,11 +84,8 @@ class RunningEngine:
             info = self._file_system.stat(self._path)
             if info is None or info.size > STATS_BYTES_MAX:
                 return None
-            file = self._file_system.open(self._path, "read")
-            try:
+            with contextlib.closing(self._file_system.open(self._path, "read")) as file:
                 found = _decode(read_fully(file, 0, file.size()))
-            finally:
-                file.close()
         except (OSError, msgspec.MsgspecError):
             return None
         # A file of this process was left by an engine that it closed.

@@ -9,6 +9,7 @@ machine's file systems does its own syncing and is skipped.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os.path
 from functools import partial
@@ -190,12 +191,10 @@ class _Sync:
             file = self._file_system.open(path, "read")
         except FileNotFoundError:
             return False
-        try:
+        with contextlib.closing(file):
             if size is not None and file.size() != size:
                 return False
             self._synced(path, file.sync)
-        finally:
-            file.close()
         self._done.add(path)
         return True
 

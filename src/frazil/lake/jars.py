@@ -247,13 +247,11 @@ def _sha256(path: str, files: FileSystem) -> str:
         file = files.open(os.path.realpath(path), "read")
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    try:
+    with contextlib.closing(file):
         position = 0
         while piece := file.read_at(position, _PIECE_BYTES):
             digest.update(piece)
             position += len(piece)
-    finally:
-        file.close()
     return digest.hexdigest()
 
 

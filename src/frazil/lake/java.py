@@ -255,12 +255,9 @@ def put_file(path: str, data: bytes, file_system: FileSystem, *, mode: int = 0o6
     draft = f"{path}.{os.getpid()}.draft"
     with contextlib.suppress(FileNotFoundError):
         file_system.unlink(draft)
-    file = file_system.open(draft, "create")
-    try:
+    with contextlib.closing(file_system.open(draft, "create")) as file:
         write_fully(file, 0, [data])
         file.sync()
-    finally:
-        file.close()
     os.chmod(draft, mode)
     file_system.rename(draft, path)
 

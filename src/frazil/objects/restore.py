@@ -197,8 +197,7 @@ def _kept_by_etcd(
         return (), []
     from frazil.metadata.etcd import EtcdStore
 
-    store = EtcdStore.open(settings.metadata.etcd, clock=clock)
-    try:
+    with contextlib.closing(EtcdStore.open(settings.metadata.etcd, clock=clock)) as store:
         held = store.held(LEASE)
         if held is not None:
             raise Conflict(
@@ -213,8 +212,6 @@ def _kept_by_etcd(
             # If the row is damaged, the backup's cursor is used.
             with contextlib.suppress(msgspec.MsgspecError):
                 cursors.append(msgspec.msgpack.decode(entry.value, type=learnt(CursorRow)))
-    finally:
-        store.close()
     return copies_of(catalog), cursors
 
 
@@ -281,7 +278,7 @@ def _write_journal(
         clock=clock,
         segment_bytes_max=settings.log.segment_bytes_max,
     )
-    try:
+    with contextlib.closing(written):
         for topic in local:
             _write_topic(store, written, plan, topic)
         for topic in plan.topics:
@@ -290,8 +287,6 @@ def _write_journal(
                 reason = "may have been assigned before the restore"
                 gap = SpecialRange(first, topic.next_offset, RANGE_GAP, reason)
                 written.gap(topic.spec.id, gap)
-    finally:
-        written.close()
     files.sync_directory(directory)
     return written.bytes if local else 0
 
@@ -495,14 +490,13 @@ def _register(
     clock: Clock,
 ) -> None:
     """Register the topics' objects; the opening rebuilds all other metadata from the journal."""
-    stores = open_stores(settings, work, file_system=file_system, clock=clock)
-    try:
+    with contextlib.closing(
+        open_stores(settings, work, file_system=file_system, clock=clock)
+    ) as stores:
         for topic in plan.topics:
             # Without any object the rows in etcd are kept: reads report the missing objects.
             if topic.chain.descriptors:
                 register_chain(stores.shared, topic.spec.id, topic.chain, now_us=clock.now_us())
-    finally:
-        stores.close()
 
 
 def _put_in_place(file_system: FileSystem, work: str, target: str) -> None:

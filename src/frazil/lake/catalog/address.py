@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os.path
 from typing import TYPE_CHECKING, Final
 
@@ -40,11 +41,8 @@ def write_address(
     file_system.make_directory(directory)
     path = os.path.join(directory, ADDRESS_FILE)
     temporary = f"{path}.{clock.random_bytes(4).hex()}.tmp"
-    file = file_system.open(temporary, "create")
-    try:
+    with contextlib.closing(file_system.open(temporary, "create")) as file:
         write_fully(file, 0, [msgspec.json.format(msgspec.json.encode(address), indent=1)])
-    finally:
-        file.close()
     file_system.rename(temporary, path)
 
 
@@ -54,10 +52,8 @@ def read_address(directory: str, *, file_system: FileSystem) -> CatalogAddress |
         file = file_system.open(os.path.join(directory, ADDRESS_FILE), "read")
     except OSError:
         return None
-    try:
+    with contextlib.closing(file):
         data = read_fully(file, 0, ADDRESS_BYTES_MAX)
-    finally:
-        file.close()
     try:
         return msgspec.json.decode(data, type=learnt(CatalogAddress))
     except msgspec.MsgspecError:

@@ -144,13 +144,11 @@ class MetadataFiles:
             raise Refusal(
                 404, "NotFoundException", "metadata file does not exist", location=location
             ) from error
-        try:
+        with contextlib.closing(file):
             size = file.size()
             if size > FILE_BYTES_MAX:
                 raise bad_request("metadata file is too large", location=location, bytes=size)
             return read_fully(file, 0, size)
-        finally:
-            file.close()
 
     def create(self, metadata: Json, *, after: str | None) -> Loaded:
         """Write metadata into a new file; it and its name are durable on return.
@@ -188,11 +186,9 @@ class MetadataFiles:
         except FileNotFoundError:
             self._make_directory(directory)
             file = self._fs.open(path, "create")
-        try:
+        with contextlib.closing(file):
             write_fully(file, 0, [data])
             file.sync()
-        finally:
-            file.close()
         self._fs.sync_directory(directory)
 
     def _make_directory(self, path: str) -> None:

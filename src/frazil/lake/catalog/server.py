@@ -32,7 +32,7 @@ from starlette.routing import Route as StarletteRoute
 
 from frazil.clock import SystemClock
 from frazil.errors import FrazilError, InvalidRequest, Unavailable, codes_of
-from frazil.fs import RealFileSystem, read_fully, write_fully
+from frazil.fs import RealFileSystem, read_file, write_fully
 from frazil.lake.catalog.address import CatalogAddress, remove_address, write_address
 from frazil.lake.catalog.files import local_path
 from frazil.lake.catalog.process import READY, CatalogOptions
@@ -183,17 +183,10 @@ def token_of(path: str) -> str:
     file_system, clock = RealFileSystem(), SystemClock()
     if file_system.stat(path) is None:
         file_system.make_directory(os.path.dirname(os.path.abspath(path)))
-        file = file_system.open(path, "create")
-        try:
+        with contextlib.closing(file_system.open(path, "create")) as file:
             write_fully(file, 0, [clock.random_bytes(32).hex().encode()])
             file.sync()
-        finally:
-            file.close()
-    file = file_system.open(path, "read")
-    try:
-        token = read_fully(file, 0, TOKEN_CHARACTERS_MAX).decode("ascii", "replace").strip()
-    finally:
-        file.close()
+    token = read_file(path, TOKEN_CHARACTERS_MAX).decode("ascii", "replace").strip()
     if not token or not token.isprintable() or " " in token:
         raise InvalidRequest("token file has no token of printable characters", path=path)
     return token

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import ssl
 import stat
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from frazil.errors import InvalidRequest
-from frazil.fs import RealFileSystem, read_fully
+from frazil.fs import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,8 +51,7 @@ def read_private(path: str, *, what: str) -> str:
     """
     check_private(path, what=what)
     try:
-        with closing(RealFileSystem().open(str(Path(path).absolute()), "read")) as file:
-            data = read_fully(file, 0, FILE_BYTES_MAX + 1)
+        data = read_file(str(Path(path).absolute()), FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{what} cannot be read", path=path, reason=_reason(error)) from None
     if len(data) > FILE_BYTES_MAX:

@@ -100,12 +100,11 @@ class ConsumerStream:
 
     def stop(self, code: Code, text: str = "") -> None:
         """End the stream with a status; unacked records are delivered again."""
-        self.subscription.detach(self)
-        self._over(is_gone=False)
+        self._lost()
         self.call.finish(code, text)
 
     def _lost(self) -> None:
-        """Handle the end of the call, by the client or by the broker."""
+        """Detach from the subscription: the client or the broker ends the call."""
         self.subscription.detach(self)
         self._over(is_gone=False)
 
