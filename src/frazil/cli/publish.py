@@ -180,8 +180,7 @@ def _publish_file(publisher: Publisher, file: str, wanted: Wanted) -> None:
                 lines = read_lines(stream, bytes_max=bytes_max, passed=passed)
                 publisher.rows(shown, lines, text_format(wanted, name, publisher.kind, bytes_max))
         except InvalidRequest as error:
-            details = {"file": shown, **error.details}
-            raise InvalidRequest(error.message, **details) from error
+            raise InvalidRequest(error.message, **{"file": shown, **error.details}) from error
         except OSError as error:
             raise Unavailable("file cannot be read", file=shown, reason=error) from error
 

@@ -23,7 +23,7 @@ from frazil.engine.inspection import (
 )
 from frazil.engine.partitioned import PartitionedTopic
 from frazil.engine.requests import Call, decode_call, encode_call
-from frazil.engine.stats import oldest_kept_by, replace_run_file
+from frazil.engine.stats import oldest_kept_by, remove_run_file, replace_run_file
 from frazil.engine.topic import Topic
 from frazil.subscribe import Delivery
 
@@ -52,6 +52,7 @@ __all__ = [
     "oldest_kept_by",
     "open_async",
     "open_engine",
+    "remove_run_file",
     "replace_run_file",
     "verify_segment",
 ]

@@ -301,8 +301,9 @@ class PartitionedTopic(TopicHandle):
                 own_codec = self.parts[part].runtime.changes.columns.changes
                 step = own_codec.prepare(raw.op, raw.key, raw.row)
             except InvalidRequest as error:
-                details = {"change": number, **error.details}
-                raise InvalidRequest(error.message, **details) from error
+                raise InvalidRequest(
+                    error.message, **{"change": number, **error.details}
+                ) from error
             own = pieces.setdefault(part, [])
             last = own[-1] if own else ()
             if isinstance(last, list) and len(last) < STEPS_MAX:

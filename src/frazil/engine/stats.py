@@ -329,11 +329,16 @@ def replace_run_file(files: FileSystem, directory: str, name: str, data: bytes) 
     files.rename(fresh, f"{directory}/{name}")
 
 
-def remove_stats_file(engine: Engine) -> None:
-    """Remove the file when the engine ends."""
-    path = f"{engine.paths.run}/{NAME}"
+def remove_run_file(engine: Engine, name: str, warning: str) -> None:
+    """Remove a small file of the running process; a failure is logged as the event `warning`."""
+    path = f"{engine.paths.run}/{name}"
     try:
         if engine.file_system.stat(path) is not None:
             engine.file_system.unlink(path)
     except OSError as error:
-        warn("stats_file_not_removed", path=path, error=error)
+        warn(warning, path=path, error=error)
+
+
+def remove_stats_file(engine: Engine) -> None:
+    """Remove the file when the engine ends."""
+    remove_run_file(engine, NAME, "stats_file_not_removed")

@@ -29,6 +29,7 @@ from frazil.lake.table import (
     end_key,
 )
 from frazil.lake.watermark import Choice, Decision, Known, decide, rejects_state, watermarks
+from frazil.lake.wire import body_of
 from frazil.struct_types import learnt
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def body(self) -> dict[str, Any]:
         """Return it as the body of a request to the worker."""
-        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        return found
+        return body_of(self)
 
 
 class CommitResult(msgspec.Struct, kw_only=True):

@@ -304,9 +304,7 @@ def _stored_name(name: str) -> str:
 
 
 def _stored_character(character: str) -> str:
-    if character == "_" or character.isalnum():
-        return character
-    return f"_x{ord(character):X}"
+    return character if character == "_" or character.isalnum() else f"_x{ord(character):X}"
 
 
 def _check_paths(schema: pa.Schema) -> None:

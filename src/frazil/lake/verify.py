@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from frazil.errors import CODES, Conflict, CorruptionError, InvalidRequest, NotFound, Unavailable
 from frazil.lake.plan import PartRange, Plan, TableName, part_sets, plan_of
 from frazil.lake.table import ROWS_DROPPED, ROWS_IN, ROWS_OUT, ROWS_REJECTED, TOPIC_ID
+from frazil.lake.wire import body_of
 from frazil.log import RANGE_LOST
 from frazil.offsets import RangeSet
 from frazil.schema import column_id
@@ -208,8 +209,7 @@ class VerifyResult(msgspec.Struct, kw_only=True):
 
     def facts(self) -> dict[str, object]:
         """Return the result ready for JSON."""
-        body: dict[str, object] = msgspec.to_builtins(self, str_keys=True)
-        return {"verdict": self.verdict, "exit_code": self.exit_code, **body}
+        return {"verdict": self.verdict, "exit_code": self.exit_code, **body_of(self)}
 
 
 def _part(part: int) -> str:
@@ -288,7 +288,7 @@ def verify_topic(
         with contextlib.ExitStack() as pins:
             for runtime in topic.runtimes:
                 pins.enter_context(disk.pins.pin(disk.files(runtime.state.id)))
-            body = msgspec.to_builtins(_request(lake, topic, view.schema_version), str_keys=True)
+            body = body_of(_request(lake, topic, view.schema_version))
             answer = lake.ask_worker("verify", body, heard).result(timeout_s or VERIFY_TIMEOUT_S)
     result = msgspec.convert(answer, learnt(VerifyResult), str_keys=True)
     result.time_us = lake.clock.now_us()

@@ -56,6 +56,7 @@ from frazil.lake.verify import (
     removed_rows,
 )
 from frazil.lake.watermark import watermarks
+from frazil.lake.wire import body_of
 from frazil.offsets import RangeSet
 from frazil.struct_types import learnt
 
@@ -85,8 +86,7 @@ def verify(job: SparkJob) -> Mapping[str, Any]:
     except msgspec.MsgspecError as error:
         raise InvalidRequest("request to verify cannot be read", reason=error) from error
     found = examine(job.spark.session, job.spark.catalog, request, progress=job.progress)
-    body: dict[str, Any] = msgspec.to_builtins(found, str_keys=True)
-    return body
+    return body_of(found)
 
 
 def examine(

@@ -22,7 +22,7 @@ import msgspec
 
 from frazil.errors import Closed, CorruptionError, InvalidRequest
 
-__all__ = ["Answer", "Request", "decode", "encode", "receive", "send"]
+__all__ = ["Answer", "Request", "body_of", "decode", "encode", "receive", "send"]
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 _LENGTH: Final = struct.Struct(">I")
@@ -48,6 +48,12 @@ class Answer(msgspec.Struct, tag_field="type", tag="answer", omit_defaults=True)
     body: dict[str, Any] = {}
     error: str = ""
     message: str = ""
+
+
+def body_of(value: msgspec.Struct) -> dict[str, Any]:
+    """Return a value as the body of a request or an answer."""
+    found: dict[str, Any] = msgspec.to_builtins(value, str_keys=True)
+    return found
 
 
 _decoder: Final[msgspec.json.Decoder[Request | Answer]] = msgspec.json.Decoder(Request | Answer)

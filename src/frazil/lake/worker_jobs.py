@@ -21,7 +21,7 @@ from frazil.lake.commit import CommitRequest, commit
 from frazil.lake.connection import CatalogAddress
 from frazil.lake.java import read_text
 from frazil.lake.plan import TableName
-from frazil.lake.wire import Answer
+from frazil.lake.wire import Answer, body_of
 from frazil.struct_types import learnt
 from frazil.telemetry import LOGGER, event, warn
 
@@ -65,13 +65,8 @@ def hello_body(settings: Settings, catalog: CatalogAddress) -> dict[str, Any]:
     known = {
         name: each for name, each in settings.values().items() if not isinstance(each, SecretText)
     }
-    config = WorkerConfig(
-        data_dir=os.path.abspath(settings.data_dir),
-        settings=known,
-        catalog=catalog,
-    )
-    body: dict[str, Any] = msgspec.to_builtins(config, str_keys=True)
-    return body
+    data_dir = os.path.abspath(settings.data_dir)
+    return body_of(WorkerConfig(data_dir=data_dir, settings=known, catalog=catalog))
 
 
 def commit_plan(job: SparkJob) -> Mapping[str, Any]:
@@ -92,8 +87,7 @@ def commit_plan(job: SparkJob) -> Mapping[str, Any]:
     if made is not None and result.state == "committed":
         result.files = made.number("added-data-files")
         result.bytes = made.number("added-files-size")
-    body: dict[str, Any] = msgspec.to_builtins(result, str_keys=True)
-    return body
+    return body_of(result)
 
 
 def maintain_table(job: SparkJob) -> Mapping[str, Any]:

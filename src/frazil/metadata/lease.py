@@ -87,9 +87,7 @@ class LeaseBook:
     def held(self, name: str) -> Lease | None:
         """Return the lease if it is held now."""
         lease = self._leases.get(name)
-        if lease is None or lease.expires_at <= self._clock.monotonic():
-            return None
-        return lease
+        return lease if lease is not None and lease.expires_at > self._clock.monotonic() else None
 
     def check_acquire(self, name: str, holder: str, ttl_s: float, epoch_above: int) -> None:
         """Refuse an invalid request, or a lease of another holder.

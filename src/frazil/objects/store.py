@@ -189,8 +189,9 @@ class RetryingStore:
                     outcome = {"outcome": "unknown"}
                 pause_s = self._pause_after(error, tries)
                 if once or self._clock.monotonic() + pause_s >= deadline or not self._pay():
-                    facts = {**error.details, "tries": tries, **outcome}
-                    raise Unavailable(error.message, **facts) from error
+                    raise Unavailable(
+                        error.message, **{**error.details, "tries": tries, **outcome}
+                    ) from error
             self._sleep(pause_s)
 
     def _pause_after(self, error: Unavailable, tries: int) -> float:

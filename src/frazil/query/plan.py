@@ -268,9 +268,7 @@ def _needed(
 def _cheapest(columns: Sequence[ViewColumn]) -> ViewColumn:
     """Return the column that is cheapest to read, for statements that only count rows."""
     own = [column for column in columns if column.field is not None]
-    if not own:
-        return columns[0]
-    return min(own, key=lambda column: _width(column.type))
+    return min(own, key=lambda column: _width(column.type)) if own else columns[0]
 
 
 def _width(data_type: pa.DataType) -> int:

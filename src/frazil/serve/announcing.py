@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from frazil.engine import replace_run_file
+from frazil.engine import remove_run_file, replace_run_file
 from frazil.fs import read_fully
 from frazil.struct_types import learnt
 from frazil.telemetry import warn
@@ -48,12 +48,7 @@ def announce(engine: Engine, *, http_url: str, certificate_file: str) -> None:
 
 def withdraw(engine: Engine) -> None:
     """Remove the file: the broker no longer serves this directory."""
-    path = f"{engine.paths.run}/{NAME}"
-    try:
-        if engine.file_system.stat(path) is not None:
-            engine.file_system.unlink(path)
-    except OSError as error:
-        warn("broker_still_announced", path=path, error=error)
+    remove_run_file(engine, NAME, "broker_still_announced")
 
 
 def announced(files: FileSystem, paths: DataDirectory) -> Announced | None:

@@ -129,7 +129,7 @@ class Reader:
             self._time = None
             self._pin.advance(self.offset)
         while not self._ready:
-            if self._at_end():
+            if not self._follow and self.offset >= self._end:
                 return False
             piece = self._read_piece()
             for gaps in (piece.gaps, *(each.gaps for each in piece.batches)):
@@ -201,9 +201,6 @@ class Reader:
         self._may_skip = False
         self._pin.advance(self.offset)
         return batch
-
-    def _at_end(self) -> bool:
-        return not self._follow and self.offset >= self._end
 
     def _is_over(self) -> bool:
         return self._closed or self._left == 0

@@ -305,8 +305,9 @@ class TopicRuntime:
             try:
                 own, data, _count, own_size = self.prepare(record, {})
             except InvalidRequest as error:
-                details = {"record": number, **error.details}
-                raise InvalidRequest(error.message, **details) from error
+                raise InvalidRequest(
+                    error.message, **{"record": number, **error.details}
+                ) from error
             full = size + own_size > size_max or len(batch) >= FRAME_RECORDS_MAX
             if batch and (full or own is not codec):
                 result.append((codec, batch, len(batch), size))

@@ -170,12 +170,9 @@ def bound_fields(fields: Sequence[Json], renumbered: Mapping[int, int], *, what:
         if missing and field.get("transform") != "void":
             raise bad_request(f"{what} field has an unknown source column", source=missing[0])
         new = [renumbered.get(source, source) for source in sources]
-        bound.append({**field, **_source_of(field, new)})
+        source_of = {"source-ids": new} if "source-ids" in field else {"source-id": new[0]}
+        bound.append({**field, **source_of})
     return bound
-
-
-def _source_of(field: Json, ids: list[int]) -> Json:
-    return {"source-ids": ids} if "source-ids" in field else {"source-id": ids[0]}
 
 
 def _same_source(one: Json, other: Json) -> bool:

@@ -227,9 +227,7 @@ def _text_of(error: FrazilError) -> str:
 
 
 def _cut(text: str) -> str:
-    if len(text) <= TEXT_CHARACTERS_MAX:
-        return text
-    return text[: TEXT_CHARACTERS_MAX - 1] + "…"
+    return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"
 
 
 def _shown(name: str) -> str:

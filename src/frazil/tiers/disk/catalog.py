@@ -141,9 +141,7 @@ class TopicFiles:
     def gap_at(self, offset: int) -> SpecialRange | None:
         """Return the range without rows that covers an offset."""
         index = bisect_right(self._gap_firsts, offset) - 1
-        if index >= 0 and self.gaps[index].end > offset:
-            return self.gaps[index]
-        return None
+        return self.gaps[index] if index >= 0 and self.gaps[index].end > offset else None
 
     def gap_behind(self, offset: int) -> int | None:
         """Return the start of the next range without rows after an offset."""

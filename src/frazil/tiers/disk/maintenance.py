@@ -507,6 +507,4 @@ class DiskSpace:
             return None
         span = picture.spans[0]
         limit = min(limits[picture.topic], self._pinned(picture.topic))
-        if span.end > limit or any(map(self._pins.pinned, span.files)):
-            return None
-        return span
+        return None if span.end > limit or any(map(self._pins.pinned, span.files)) else span
