@@ -123,6 +123,8 @@ def damages_cut(reference, shard):
     files = reference.files
     cuts = [(path, size) for path in sorted(files) for size in range(len(files[path]))]
     chosen = cuts if EXHAUSTIVE else Random(SEED + 1).sample(cuts, CUTS)
+    # Without its header a file is as if it were missing: the first one has no successor's word.
+    chosen += [] if EXHAUSTIVE else [(path, size) for path in sorted(files) for size in (0, 100)]
     for path, size in chosen[shard::SHARDS]:
         yield f"cut {path} at {size}", path, files[path][:size], [(size, len(files[path]) + 1)]
 

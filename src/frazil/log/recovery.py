@@ -353,9 +353,11 @@ class Survey:
             self._missing(max(first, self.state.segment_first), end)
         if self.state.segment_first < self.found[0].header.segment:
             first = self.state.segment_first
-            if first:
-                self._missing(first, self.found[0].header.segment)
             self.state.segment_first = self.found[0].header.segment
+            if first:
+                self._missing(first, self.state.segment_first)
+                # Their records are lost, not freed.
+                self._freed_before = self.state.segment_first
 
     def _checkpoint_of(self, found: Found) -> JournalState | None:
         file = self._files.get(found.path)
