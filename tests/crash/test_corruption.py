@@ -110,7 +110,7 @@ def _offsets(ranges):
 def damages_flip(reference, shard):
     """All single-bit flips of the files, or a sample of them."""
     files = reference.files
-    bits = [(path, bit) for path in sorted(files) for bit in range(len(files[path]) * 8)]
+    bits = [(path, bit) for path in sorted(files) for bit in range(_reach(files[path]) * 8)]
     chosen = bits if EXHAUSTIVE else Random(SEED).sample(bits, FLIPS)
     for path, bit in chosen[shard::SHARDS]:
         data = bytearray(files[path])
@@ -118,10 +118,15 @@ def damages_flip(reference, shard):
         yield f"flip {path} bit {bit}", path, bytes(data), [(bit >> 3, (bit >> 3) + 1)]
 
 
+def _reach(data):
+    """Return the end of what is written, with a sector of what was only made room for."""
+    return min(len(data), len(data.rstrip(b"\0")) + SECTOR)
+
+
 def damages_cut(reference, shard):
     """All truncations of each file, or a sample of them."""
     files = reference.files
-    cuts = [(path, size) for path in sorted(files) for size in range(len(files[path]))]
+    cuts = [(path, size) for path in sorted(files) for size in range(_reach(files[path]))]
     chosen = cuts if EXHAUSTIVE else Random(SEED + 1).sample(cuts, CUTS)
     # Without its header a file is as if it were missing: the first one has no successor's word.
     chosen += [] if EXHAUSTIVE else [(path, size) for path in sorted(files) for size in (0, 100)]
