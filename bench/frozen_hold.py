@@ -14,6 +14,7 @@ from bench.harness import Bench, Row, absolute, compare, directory_bytes, in_tur
 from bench.many_topics import freeze, open_loop
 from bench.stand_in import StandIn
 from frazil.engine import upkeep
+from frazil.log import ChainedHistory
 
 TOPICS = 100
 RECORDS_PER_SECOND = 5_000
@@ -83,7 +84,10 @@ def _one(bench: Bench, seconds: float, *, frozen: bool) -> Result:
             engine.create_topic(f"topic-{number}")
         held.hold("reader", 0)
         stand_in = StandIn(engine, bench.fresh("taken"), age_s=FLUSH_AGE_S)
-        engine.add_source(stand_in)
+        for runtime in engine.runtimes:
+            # As the tiers come before the log at the opening.
+            sources = [stand_in, *engine._sources, runtime.log.source]  # noqa: SLF001
+            runtime.history = ChainedHistory(sources)
         stand_in.start()
         freeze()
         latencies, published, disk = asyncio.run(_load(engine, seconds, frozen=frozen))

@@ -1,4 +1,4 @@
-"""The API for asyncio. `append`, readers and deliveries wait on the event loop, without a thread.
+"""The API for asyncio. Appends, readers and deliveries wait on the event loop, without a thread.
 
 Every other call runs the synchronous one in a worker thread. Publishes enter the thread only after
 their admission, so that no thread waits for memory.
@@ -24,6 +24,7 @@ from frazil.subscribe import Delivery, Inbox, Part, ack_all, attach, checked_wai
 from frazil.topic import (
     WAITED_FOR,
     AsyncReader,
+    joined_ack,
     wait_admitted_async,
     wait_reached_async,
     waker,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from frazil.log.codec import Entry
     from frazil.query import Result
-    from frazil.topic import TopicRuntime
+    from frazil.topic import Prepared, TopicRuntime
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -346,8 +347,36 @@ class AsyncTopic(_AsyncHandle):
             await wait_reached_async(ack, [(runtime, found)])
         return found
 
-    append_many = _published(Topic.append_many)
-    append_arrow = _published(Topic.append_arrow)
+    @_as(Topic.append_many)
+    async def append_many(self, records: Any, **options: Any) -> Ack:
+        """Publish records in order; see `Topic.append_many`."""
+        return await self._append_prepared(self._runtime.prepare_many(records), **options)
+
+    @_as(Topic.append_arrow)
+    async def append_arrow(self, data: Any, **options: Any) -> Ack:
+        """Publish Arrow data; see `Topic.append_arrow`."""
+        return await self._append_prepared(self._runtime.prepare_arrow(data), **options)
+
+    async def _append_prepared(
+        self,
+        prepared: list[Prepared],
+        *,
+        ack: str | None = None,
+        producer: str | None = None,
+        sequence: int | None = None,
+        producer_epoch: int = 0,
+    ) -> Ack:
+        runtime, queue = self._runtime, self._queue
+        await wait_admitted_async(runtime)
+        sender = runtime.sender(ack, producer, sequence, producer_epoch)
+        waiting: list[Any] = [self._loop.create_future() for _each in prepared]
+        entries = runtime.entries(prepared, waiting, sender)
+        await when_room_async(queue, lambda: queue.submit(*entries) or None)
+        found = joined_ack(await asyncio.gather(*waiting, return_exceptions=True))
+        if ack in WAITED_FOR:
+            await wait_reached_async(ack, [(runtime, found)])
+        return found
+
     insert = _published(Topic.insert)
     upsert = _published(Topic.upsert)
     update = _published(Topic.update)

@@ -5,14 +5,17 @@ The codecs of tables and messages live in `frazil.topic`; the log knows payload 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgspec
+
 from frazil.log import format as fmt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from typing_extensions import Buffer
 
@@ -108,21 +111,21 @@ class Control(NamedTuple):
     flags: int = 0
 
 
-class TailEntry(NamedTuple):
+class TailEntry(msgspec.Struct, gc=False):
     """One frame's records for the memory tier: the payload itself, nothing copied.
 
-    `records` are the validated records of a keyed topic's row frame, whose keys need no decoding.
+    The garbage collector does not look at it: it would do so for hundreds of thousands. `records` are the validated records of a keyed topic's row frame, whose keys need no decoding.
     """
 
     offset: int
-    count: int  # type: ignore[assignment]  # nobody counts values in this tuple
+    count: int
     time_us: int
     lsn: int
     kind: int
     flags: int
     version: int
     size: int
-    data: Buffer
+    data: Any
     records: Sequence[Any] | None
 
 

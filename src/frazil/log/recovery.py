@@ -419,16 +419,19 @@ class Survey:
         """Compare each topic's offsets in the segments with those that they must hold."""
         kept = [f for f in self.found if f.header.segment >= self.state.segment_first]
         topics = self.state.topics
+        lost_first: dict[int, int] = {}
         for head in self._heads_lost:
             # Offsets before a lost frame existed, too, even if no other head shows it.
             topic = topics.get(head.topic)
             if topic is not None and head.kind in (fmt.KIND_ARROW, fmt.KIND_ROWS):
                 topic.next = max(topic.next, head.offset + head.records)
+                lost_first[topic.id] = min(lost_first.get(topic.id, head.offset), head.offset)
         for topic in topics.values():
             held = [piece for found in kept for piece in _held(found, topic.id)]
             start = self._first_held(topic, kept)
             if start is None:
-                start = held[0][0] if held else topic.next
+                known = [lost_first.get(topic.id, topic.next), *(first for first, _ in held[:1])]
+                start = max(topic.start, min(known))
             there = RangeSet([*held, *(special[:2] for special in topic.ranges)])
             for first, end in there.missing(start, topic.next):
                 self._lose(topic, first, end, "damaged")

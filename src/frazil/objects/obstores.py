@@ -22,7 +22,7 @@ from frazil.clock import Clock, SystemClock
 from frazil.config import SecretText, resolve
 from frazil.errors import Closed, Conflict, FrazilError, InvalidRequest, NotFound, Unavailable
 from frazil.fs import FileSystem, RealFileSystem
-from frazil.objects.store import LIST_KEYS_MAX, PIECE_BYTES_MAX, ObjectMeta
+from frazil.objects.store import LIST_KEYS_MAX, PART_BYTES, PIECE_BYTES_MAX, ObjectMeta
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
@@ -211,7 +211,7 @@ class ClientStore:
         try:
             with self._calling("put_stream", key) as client:
                 result = obstore.put(
-                    client, key, counted(), chunk_size=PIECE_BYTES_MAX, max_concurrency=1
+                    client, key, counted(), chunk_size=PART_BYTES, max_concurrency=1
                 )
         except FrazilError:
             if failures:

@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LIST_KEYS_MAX",
+    "PART_BYTES",
     "PIECE_BYTES_MAX",
+    "STREAM_BYTES",
     "ObjectMeta",
     "ObjectStore",
     "RetryingStore",
     "asked_pause_s",
 ]
 
-PIECE_BYTES_MAX: Final = 8 << 20
-"""The limit of the bytes in flight of one upload, and the size of its parts."""
+PIECE_BYTES_MAX: Final = 4 << 20
+"""The limit of an object that one request creates."""
+STREAM_BYTES: Final = 1 << 20
+"""The size of the pieces of a larger one."""
+PART_BYTES: Final = 6 << 20
+"""The size of its parts, of which one is in flight while the next one is put together."""
 LIST_KEYS_MAX: Final = 1_000
 REQUESTS_MAX: Final = 16
 """The limit of concurrent requests."""
@@ -74,7 +80,7 @@ class ObjectStore(Protocol):
     def put_stream(self, key: str, pieces: Iterable[Buffer]) -> ObjectMeta:
         """Write an object from pieces; it becomes visible whole or not at all.
 
-        At most `PIECE_BYTES_MAX` of it are in flight. An object of the same key is replaced. An
+        At most `PART_BYTES` of it are in flight. An object of the same key is replaced. An
         error of the pieces' iterator is raised unchanged, and no object is written.
         """
 

@@ -23,7 +23,7 @@ from frazil.model import topic_uid
 from frazil.objects import format as fmt
 from frazil.objects.descriptor import Intent, descriptor_of
 from frazil.objects.format import Footer, IndexEntry
-from frazil.objects.store import PIECE_BYTES_MAX, asked_pause_s
+from frazil.objects.store import PIECE_BYTES_MAX, STREAM_BYTES, asked_pause_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,16 +90,16 @@ class ObjectBuilder:
         self._next_entry = fmt.HEADER_BYTES
 
     def pieces(self, *, broker: bytes, epoch: int, created_us: int) -> Iterator[bytearray]:
-        """Yield the object in pieces of `PIECE_BYTES_MAX`."""
-        piece = bytearray(fmt.MAGIC)
+        """Yield the object in pieces: a first one of `PIECE_BYTES_MAX`, then small ones."""
+        piece, size = bytearray(fmt.MAGIC), PIECE_BYTES_MAX
         for data in self._parts(broker, epoch, created_us):
             view = memoryview(data)
-            while len(piece) + len(view) > PIECE_BYTES_MAX:
-                room = PIECE_BYTES_MAX - len(piece)
+            while len(piece) + len(view) > size:
+                room = size - len(piece)
                 piece += view[:room]
                 view = view[room:]
                 yield piece
-                piece = bytearray()
+                piece, size = bytearray(), min(PIECE_BYTES_MAX, STREAM_BYTES)
             piece += view
         self.is_whole = True
         yield piece

@@ -332,8 +332,8 @@ def first_chunk(
     stop = rows = size = version = 0
     while stop < len(tail) and tail[stop].offset < end:
         run = _small_run(tail, stop, end)
-        rows += sum([entry[1] for entry in run])
-        size += sum([entry[7] for entry in run])
+        rows += sum([entry.count for entry in run])
+        size += sum([entry.size for entry in run])
         if batches and (rows > rows_max or size > bytes_max or not _is_next(tail, stop)):
             break
         try:
@@ -374,10 +374,10 @@ def _chunk_of_entries(
         batches[0] if len(batches) == 1 else pa.concat_batches(batches),
         offset=entries[0].offset,
         version=version,
-        times=[(entry[1], entry[2]) for entry in entries],
+        times=[(entry.count, entry.time_us) for entry in entries],
         # A batch that was not copied keeps its whole frame alive.
         nbytes=entries[0].size if len(entries) == 1 else 0,
-        changes=sum([entry[1] for entry in entries if entry[5] & fmt.FLAG_OP]),
+        changes=sum([entry.count for entry in entries if entry.flags & fmt.FLAG_OP]),
     )
 
 
@@ -417,10 +417,14 @@ def _decoded(codec: Any, decode: Callable[[], pa.RecordBatch]) -> tuple[pa.Recor
 
 
 def _frame(entry: TailEntry) -> Frame:
-    offset, count, time_us, lsn, kind, flags, version, size, data, _ = entry
-    fields = (offset, 0, 0, kind, b"", flags, 0, 0, count, version, lsn, 0, 0, size, time_us, 0, 0)
+    kind, flags, count, size = entry.kind, entry.flags, entry.count, entry.size
+    version, lsn, time_us = entry.version, entry.lsn, entry.time_us
+    fields = (
+        *(entry.offset, 0, 0, kind, b"", flags, 0, 0),
+        *(count, version, lsn, 0, 0, size, time_us, 0, 0),
+    )
     # Constructors would dominate the cost of this function; decoders accept any buffer.
-    return _new(Frame, (_new(fmt.FrameHead, fields), data, 0))
+    return _new(Frame, (_new(fmt.FrameHead, fields), entry.data, 0))
 
 
 def _small_run(tail: Sequence[TailEntry], start: int, end: int) -> list[TailEntry]:
@@ -429,16 +433,17 @@ def _small_run(tail: Sequence[TailEntry], start: int, end: int) -> list[TailEntr
     if first.kind != fmt.KIND_ROWS:
         return [first]
     count_max = 1 if first.flags & fmt.FLAG_PLAIN else SMALL_RECORDS_MAX
-    # Kind, flags and version.
-    form = first[4:7]
+    form = (first.kind, first.flags, first.version)
     run: list[TailEntry] = []
     records, offset = 0, first.offset
     for entry in islice(tail, start, None):
-        if entry[0] != offset or entry[1] > count_max or offset >= end or entry[4:7] != form:
+        if entry.offset != offset or entry.count > count_max or offset >= end:
             break
-        records += entry[1]
+        if (entry.kind, entry.flags, entry.version) != form:
+            break
+        records += entry.count
         if records > RUN_RECORDS_MAX:
             break
-        offset += entry[1]
+        offset += entry.count
         run.append(entry)
     return run or [first]

@@ -94,11 +94,11 @@ class TopicMemory:
 
     def append(self, entry: TailEntry) -> None:
         """Add written records; readers see them once `visible` has passed them."""
-        self._payload_in += entry[7]
-        if entry[9] is not None:
-            self._records_in += entry[1]
-        if entry[5] & 1:  # FLAG_OP
-            self._changes_in += entry[1]
+        self._payload_in += entry.size
+        if entry.records is not None:
+            self._records_in += entry.count
+        if entry.flags & 1:  # FLAG_OP
+            self._changes_in += entry.count
         self.tail.append(entry)
 
     # -- size and position -------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class TopicMemory:
         """Return the size and age of the records in memory from an offset on."""
         with self.lock:
             size, changes = self.tail_bytes, self._changes_in - self._changes_out
-            records = sum([entry[1] for entry in self.tail])
+            records = sum([entry.count for entry in self.tail])
             oldest = self.tail[0].time_us if self.tail else None
             for chunk in reversed(self.chunks):
                 if chunk.end <= from_offset:
@@ -288,9 +288,9 @@ class TopicMemory:
         """Remove the first entries of the tail, which are in chunks now."""
         run = self.tail[:count]
         del self.tail[:count]
-        self._payload_out += sum([entry[7] for entry in run])
-        self._records_out += sum([entry[1] for entry in run if entry[9] is not None])
-        self._changes_out += sum([entry[1] for entry in run if entry[5] & fmt.FLAG_OP])
+        self._payload_out += sum([entry.size for entry in run])
+        self._records_out += sum([entry.count for entry in run if entry.records is not None])
+        self._changes_out += sum([entry.count for entry in run if entry.flags & fmt.FLAG_OP])
 
 
 def _joinable(one: Chunk, other: Chunk) -> bool:

@@ -86,7 +86,7 @@ def test_a_tail_is_folded_when_it_is_long_old_or_read(monkeypatch):
     memory = topic.memory
     assert not topic_of().memory.is_foldable()
     assert memory.is_foldable()
-    memory.tail[0] = memory.tail[0]._replace(time_us=memory.clock.now_us() + 3600 * 1_000_000)
+    memory.tail[0].time_us = memory.clock.now_us() + 3600 * 1_000_000
     assert not memory.is_foldable()
     monkeypatch.setattr(memory_module, "FOLD_ROWS", 40)
     assert memory.is_foldable()

@@ -11,7 +11,7 @@ import sys
 import threading
 from bisect import bisect_right
 from itertools import chain, islice
-from operator import itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from frazil.errors import CorruptionError
@@ -37,7 +37,7 @@ UNKNOWN: Final = -1
 CHANGES_MAX: Final = 8192
 """`UnflushedKeys` holds about so many changes; more are worth a fold."""
 
-entry_offset = itemgetter(0)
+entry_offset = attrgetter("offset")
 
 
 class Found(NamedTuple):
@@ -157,7 +157,7 @@ class UnflushedKeys:
             return False
         number = max(bisect_right(tail, first, key=entry_offset) - 1, 0)
         for entry in tail[number:]:
-            offset, count = entry[0], entry[1]
+            offset, count = entry.offset, entry.count
             if offset >= end:
                 break
             if offset + count <= first:
