@@ -19,19 +19,19 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {
     "(top)": 1_000,
     "cli": 2_150,
-    "config": 746,
+    "config": 745,
     "engine": 2_700,
     "lake": 6_200,
-    "log": 3_438,
-    "metadata": 1_203,
-    "objects": 2_687,
+    "log": 3_440,
+    "metadata": 1_199,
+    "objects": 2_653,
     "query": 2_200,
-    "registry": 1_213,
+    "registry": 1_206,
     "schema": 2_000,
     "serve": 4_700,
     "subscribe": 3_200,
     "tiers": 4_200,
-    "topic": 2_461,
+    "topic": 2_450,
 }
 """Statements by package; the goal of each is in GOALS."""
 GOALS = {
