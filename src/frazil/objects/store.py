@@ -33,7 +33,7 @@ PIECE_BYTES_MAX: Final = 4 << 20
 """The limit of an object that one request creates."""
 STREAM_BYTES: Final = 1 << 20
 """The size of the pieces of a larger one."""
-PART_BYTES: Final = 6 << 20
+PART_BYTES: Final = 8 << 20
 """The size of its parts, of which one is in flight while the next one is put together."""
 LIST_KEYS_MAX: Final = 1_000
 REQUESTS_MAX: Final = 16

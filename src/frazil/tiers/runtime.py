@@ -61,6 +61,7 @@ class Tiers:
     def __init__(self, engine: Instance, store: MetadataStore, *, threads: bool) -> None:
         self._engine = engine
         self.settings = engine.settings
+        self._limits = Limits.of(engine.settings)
         self.clock = engine.clock
         self._threads = threads
         self.write_stats: Callable[[], None] = lambda: None
@@ -333,7 +334,8 @@ class Tiers:
 
     def limits(self, topic: TopicTiers) -> Limits:
         """Return a topic's limits of the signals."""
-        return Limits.of(self.settings, topic.state.spec.signals)
+        own = topic.state.spec.signals
+        return Limits.of(self.settings, own) if own else self._limits
 
     def judge(self, topic: TopicTiers) -> None:
         """Flush a topic if a signal fires."""
