@@ -48,7 +48,7 @@ def run(bench: Bench) -> list[Row]:
 
 def _publish(path: str, batches: list, each: int) -> tuple[float, int, float, int]:
     """Return rows per second, bytes written, seconds, and the mean size of a group."""
-    with workload.open_engine(path) as engine:
+    with workload.open_log(path) as engine:
         engine.create_topic("batches", workload.BATCH_COLUMNS)
         before = engine.stats()["journal"]
         begin = time.perf_counter()

@@ -78,7 +78,7 @@ def run(bench: Bench) -> list[Row]:
 def _one(bench: Bench, seconds: float, *, frozen: bool) -> Result:
     path = bench.fresh("engine")
     upkeep.RETENTION_CHECK_S = 0.25
-    with workload.open_engine(path, **SETTINGS) as engine:
+    with workload.open_log(path, **SETTINGS) as engine:
         held = engine.create_topic("held")
         for number in range(TOPICS):
             engine.create_topic(f"topic-{number}")

@@ -21,7 +21,7 @@ SEED = 7
 def run(bench: Bench) -> list[Row]:
     seconds = bench.pick(5.0, 2.0)
     one, many = bench.fresh("one"), bench.fresh("many")
-    with workload.open_engine(one) as single, workload.open_engine(many) as crowded:
+    with workload.open_log(one) as single, workload.open_log(many) as crowded:
         single.create_topic("topic-0")
         for number in range(TOPICS):
             crowded.create_topic(f"topic-{number}")
@@ -65,7 +65,7 @@ def _p99_ms(engine: frazil.Engine, topics: int, seconds: float) -> tuple[float, 
 
 
 async def open_loop(
-    handles: Sequence[frazil.engine.asynchronous.AsyncTopic],
+    handles: Sequence,
     *,
     payload: bytes,
     per_second: int,

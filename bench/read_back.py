@@ -45,7 +45,7 @@ def _read(topic: frazil.Topic, count: int) -> float:
 def _arrow_frames(bench: Bench) -> list[Row]:
     batches = [workload.arrow_batch(number) for number in range(32)]
     count = bench.pick(6000, 1500)
-    with workload.open_engine(bench.fresh("arrow")) as engine:
+    with workload.open_log(bench.fresh("arrow")) as engine:
         topic = engine.create_topic("batches", workload.BATCH_COLUMNS, sync="periodic")
         for number in range(count):
             topic.append_arrow(batches[number % 32])
@@ -76,7 +76,7 @@ def _row_frames(bench: Bench) -> list[Row]:
     singles = bench.pick(200_000, 40_000)
     payloads = [os.urandom(100) for _ in range(64)]
     dicts = [workload.row(number) for number in range(64)]
-    with workload.open_engine(bench.fresh("rows")) as engine:
+    with workload.open_log(bench.fresh("rows")) as engine:
         topics = {
             BYTES: engine.create_topic("bytes"),
             DICTS_16: engine.create_topic("few-dicts", workload.COLUMNS, sync="periodic"),
@@ -140,7 +140,7 @@ def _small_topic(bench: Bench) -> list[Row]:
     own = [os.urandom(100) for _ in range(64)]
     records = [bytes(100)] * 11
     overrides = {"log.segment_bytes_max": 8 << 20, "log.write_bytes_max": 2 << 20}
-    with workload.open_engine(path, **overrides) as engine:
+    with workload.open_log(path, **overrides) as engine:
         small = engine.create_topic("small", sync="periodic")
         others = [engine.create_topic(f"other-{number}", sync="periodic") for number in range(9)]
         for number in range(rounds):
@@ -149,7 +149,7 @@ def _small_topic(bench: Bench) -> list[Row]:
                 other.append_many(records)
         engine.log.queue.call(engine.log.journal.write_marker)
         rows = _bytes_read(engine, "")
-    with workload.open_engine(path, **overrides) as engine:
+    with workload.open_log(path, **overrides) as engine:
         return rows + _bytes_read(engine, " after a restart")
 
 

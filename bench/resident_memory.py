@@ -89,7 +89,7 @@ def run(bench: Bench) -> list[Row]:
     from frazil.engine import upkeep
 
     upkeep.RETENTION_CHECK_S = 0.5
-    with workload.open_engine(bench.fresh("engine"), **SETTINGS) as engine:
+    with workload.open_log(bench.fresh("engine"), **SETTINGS) as engine:
         begin = time.perf_counter()
         flow = Flow(engine, total)
         samples = flow.run()

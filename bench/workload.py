@@ -51,6 +51,11 @@ def open_engine(path: str, **overrides) -> frazil.Engine:
     return frazil.open(path, **{"log.free_ratio_min": 0.0, **overrides})
 
 
+def open_log(path: str, **overrides) -> frazil.Engine:
+    """Open an engine with the log alone, for what is compared with raw files; see `bench/tiers.py`."""
+    return open_engine(path, **{"memory.enabled": False, **overrides})
+
+
 async def crowd(
     append: Callable[[object], Awaitable[object]],
     records: Sequence[object],
