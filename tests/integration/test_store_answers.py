@@ -189,8 +189,8 @@ def test_a_write_that_was_never_sent_is_not_unknown():
     assert caught.value.details["setting"] == "objects.endpoint"
 
 
-PIECES = [bytes(PIECE_BYTES_MAX), b"end"]
-SIZE = PIECE_BYTES_MAX + 3
+PIECES = [bytes(PIECE_BYTES_MAX), bytes(PIECE_BYTES_MAX), b"end"]
+SIZE = 2 * PIECE_BYTES_MAX + 3
 
 
 def stream(**answers):
@@ -344,6 +344,6 @@ def test_every_body_goes_with_its_hash():
     """The store can tell bytes that changed on their way, of one request and of each part (F21)."""
     with serving(Receiving, hashes=[]) as server, opened(server.server_port) as store:
         store.put("k", b"12345")
-        store.put_stream("l", [b"x" * (8 << 20), b"y"])
+        store.put_stream("l", [*PIECES[:2], b"y"])
     assert len(server.hashes) == 3
     assert all(promised == arrived for promised, arrived in server.hashes)

@@ -151,7 +151,8 @@ class SchemaStore:
         fingerprint: str,
         mode: CompatibilityMode,
     ) -> tuple[str, ...]:
-        if subject is None or mode == "none":
+        # Its last version may have been deleted meanwhile.
+        if subject is None or not subject.versions or mode == "none":
             return ()
         latest = subject.versions[subject.latest]
         if latest.type != kind:
