@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from frazil.errors import Conflict, CorruptionError, FrazilError, InvalidRequest, Unavailable
-from frazil.objects import PIECE_BYTES_MAX, ObjectMeta, open_store
+from frazil.objects import PART_BYTES, PIECE_BYTES_MAX, ObjectMeta, open_store
 
 if TYPE_CHECKING:
     from frazil.clock import Clock
@@ -127,8 +127,9 @@ def _try_read(store: ObjectStore, name: str) -> None:
 
 def _try_large(store: ObjectStore, name: str) -> None:
     """Write an object in two parts, like uploads of more than 8 MiB."""
-    store.put_stream(f"{name}-large", [bytes(PIECE_BYTES_MAX), b"end"])
-    if store.get(f"{name}-large", start=PIECE_BYTES_MAX, length=3) != b"end":
+    piece = bytes(PIECE_BYTES_MAX)
+    store.put_stream(f"{name}-large", [*[piece] * (PART_BYTES // PIECE_BYTES_MAX), b"end"])
+    if store.get(f"{name}-large", start=PART_BYTES, length=3) != b"end":
         raise CorruptionError("store returns other bytes than were written")
 
 

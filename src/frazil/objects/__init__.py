@@ -23,6 +23,7 @@ from frazil.objects.retention import OBJECTS_HOLD
 from frazil.objects.runtime import LOCATION_KEY, Objects, unreadable
 from frazil.objects.store import (
     LIST_KEYS_MAX,
+    PART_BYTES,
     PIECE_BYTES_MAX,
     ObjectMeta,
     ObjectStore,
@@ -36,6 +37,7 @@ __all__ = [
     "LOCATION_KEY",
     "OBJECTS_HOLD",
     "OFFSET_MARGIN",
+    "PART_BYTES",
     "PIECE_BYTES_MAX",
     "TRAILER_BYTES",
     "Descriptor",
