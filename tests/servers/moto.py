@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from tests.servers.running import Server, asked, free_port, listens, program
+import sys
+
+from tests.servers.running import Server, asked, free_port, listens
 
 BUCKET = "frazil-test"
+
+# Moto compares the condition of a put and stores the object in two steps: of two puts of one key
+# that it serves at once, both can win. `moto_server` serves each request in a thread of its own;
+# this serves one request after the other.
+SERVE = """
+import sys
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+run_simple("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app))
+"""
 
 
 class MotoServer(Server):
@@ -22,7 +34,7 @@ class MotoServer(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def command(self):
-        return [program("moto_server"), "-H", "127.0.0.1", "-p", str(self.port)]
+        return [sys.executable, "-c", SERVE, str(self.port)]
 
     def is_ready(self):
         return listens(self.port) and asked(self.port, "PUT", f"/{BUCKET}")[0] == 200
