@@ -105,7 +105,7 @@ class StandIn:
         times = tuple(time for batch in batches for time in batch.times)
         known = self._taken.get(state.id, [])
         self._taken[state.id] = [*known, Taken(batches[0].offset, end, path, times)]
-        self._engine.release(topic.name, end)
+        self._engine.release(state.id, end)
         self.flushes += 1
 
     # -- HistorySource ---------------------------------------------------------------------------
