@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
+from types import SimpleNamespace
 
-from frazil.background import Task
+from frazil.background import PAUSE_S, Task, in_slices
 from frazil.clock import SystemClock
 from frazil.errors import Closed
 from tests.support.simulated_clock import SimulatedClock
@@ -76,3 +79,11 @@ def test_steps_are_due_at_their_intervals():
     assert not task.is_due("scrub", 5.0)
     task.make_all_due()
     assert task.is_due("scrub", 5.0)
+
+
+def test_work_on_many_items_pauses_after_each_slice():
+    """Other threads get the interpreter between slices; all items come, in order."""
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    begun = time.monotonic()
+    assert list(in_slices([3, 1, 2], clock)) == [3, 1, 2]
+    assert time.monotonic() - begun >= 3 * PAUSE_S

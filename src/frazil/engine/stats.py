@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from frazil.background import in_slices
 from frazil.fs import write_fully
 from frazil.log import RANGE_GAP, RANGE_LOST
 from frazil.model import topic_uid
@@ -20,7 +21,7 @@ from frazil.tiers import on_full_of, quota_of
 from frazil.topic import first_held, special_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -199,14 +200,14 @@ def topic_stats(runtime: TopicRuntime) -> dict[str, Any]:
     }
 
 
-def engine_stats(engine: Engine, topics: Sequence[TopicRuntime]) -> dict[str, Any]:
+def engine_stats(engine: Engine, topics: Iterable[TopicRuntime]) -> dict[str, Any]:
     """Return the counts and sizes of the whole engine since it was opened."""
     per_topic = {runtime.name: topic_stats(runtime) for runtime in topics}
     guard = engine.upkeep.space
     return {
         "data_dir": engine.paths.root,
         "health": health(engine),
-        "topics": len(topics),
+        "topics": len(per_topic),
         "message_count": sum(each["message_count"] for each in per_topic.values()),
         "bytes_stored": sum(each["bytes_stored"] for each in per_topic.values()),
         "disk": {
@@ -308,7 +309,7 @@ NAME = "stats.json"
 
 def write_stats_file(engine: Engine) -> None:
     """Replace `run/stats.json`; readers see the old file or the new one. It is not synced."""
-    stats = engine_stats(engine, engine.runtimes)
+    stats = engine_stats(engine, in_slices(engine.runtimes, engine.clock))
     report = {"time_us": engine.clock.now_us(), "pid": os.getpid(), "stats": stats}
     data = msgspec.json.encode(report, enc_hook=str)
     replace_run_file(engine.file_system, engine.paths.run, NAME, data)

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from frazil.background import Task
+from frazil.background import Task, in_slices
 from frazil.errors import Closed, FrazilError, NotFound, Unavailable
 from frazil.telemetry import event
 from frazil.tiers.disk.tier import DiskLimits as DiskTierLimits
@@ -22,7 +22,7 @@ from frazil.tiers.zones import HYSTERESIS_RATIO, RED, YELLOW_RATIO
 from frazil.topic import DiskFacts, Limits, disk_signals, memory_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from frazil.metadata import MetadataStore
     from frazil.tiers.disk.maintenance import Staged
@@ -64,6 +64,9 @@ class Tiers:
         self._limits = Limits.of(engine.settings)
         self.clock = engine.clock
         self._threads = threads
+        self._each: Callable[[list[TopicTiers]], Iterable[TopicTiers]] = (
+            partial(in_slices, clock=engine.clock) if threads else iter
+        )
         self.write_stats: Callable[[], None] = lambda: None
         self.suspect = False
         self.queue: dict[int, Staged] = {}
@@ -276,7 +279,8 @@ class Tiers:
         if self.pressure.red_pending or task.is_due("pressure", RSS_CHECK_S):
             task.run("pressure", self.pressure.refresh)
         # With thousands of topics most are idle, so skipping one must be nearly free.
-        for topic in [each for each in self.topics if each.keyed is not None or each.memory.tail]:
+        topics = [each for each in self.topics if each.keyed is not None or each.memory.tail]
+        for topic in self._each(topics):
             if task.stopping:
                 return
             if self.pressure.red_pending:
@@ -298,7 +302,7 @@ class Tiers:
     def move_once(self) -> None:
         """Flush where a signal fires, evict, release the log, merge small files."""
         task = self._move
-        for topic in self.topics:
+        for topic in self._each(self.topics):
             if task.stopping:
                 return
             self._move_topic(topic)
@@ -325,7 +329,7 @@ class Tiers:
         self._run(task, "flush", partial(self.judge, topic), topic)
 
     def _merge_all(self) -> None:
-        for topic in self.topics:
+        for topic in self._each(self.topics):
             if self._move.stopping:
                 return
             self._run(self._move, "merge", partial(self.retention.merge, topic), topic)
@@ -367,7 +371,7 @@ class Tiers:
         short = YELLOW_RATIO - 2 * HYSTERESIS_RATIO
         eager = self.pressure.level > 0 or self.pressure.usage_ratio >= short
         old_us = self.clock.now_us() - int(self.settings.memory.retention_s * 1e6)
-        for topic in self.topics:
+        for topic in self._each(self.topics):
             evict = partial(topic.evict, before_us=None if eager else old_us)
             self._run(self._move, "evict", evict, topic)
         if eager:
@@ -430,7 +434,7 @@ class Tiers:
     def judge_commits(self) -> None:
         """Keep the queue of topics whose staged files the lake should commit."""
         now_us = self.clock.now_us()
-        for topic in self.topics:
+        for topic in self._each(self.topics):
             staged = self.disk.space.staged(topic.id)
             facts = DiskFacts(
                 partition_bytes_max=staged.partition_bytes_max,

@@ -15,7 +15,7 @@ from frazil.config import Settings
 from frazil.errors import Closed, Overloaded, Unavailable
 from frazil.fs import RealFileSystem
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control
+from frazil.log.codec import PLAIN, Control, PlainCodec
 from frazil.log.committer import Committer, Pending
 from frazil.log.journal import Journal
 from frazil.log.reader import LogSource
@@ -27,13 +27,8 @@ from tests.support.log_limits import set_log_limits
 WAIT_S = 20
 
 
-class Broken:
+class Broken(PlainCodec):
     """A codec with a bug."""
-
-    solo = False
-    tracked = False
-    readable = False
-    version = 0
 
     def encode(self, records):
         raise MemoryError

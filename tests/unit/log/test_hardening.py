@@ -11,7 +11,7 @@ import pytest
 import frazil
 from frazil.errors import Closed, InvalidRequest, NotFound, Overloaded, Unavailable
 from frazil.log import format as fmt
-from frazil.log.codec import PLAIN, Control
+from frazil.log.codec import PLAIN, Control, PlainCodec
 from frazil.log.space import SpaceGuard
 from tests.crash.driven_log import DrivenLog, log_settings
 from tests.support.faulty_fs import Fault, FaultyFileSystem
@@ -44,12 +44,7 @@ def test_a_control_frame_that_cannot_be_applied_is_refused_before_it_is_written(
 def test_a_record_that_cannot_be_encoded_is_refused_alone():
     """A codec that fails in an unexpected way costs its own entry, not the journal."""
 
-    class Broken:
-        solo = False
-        tracked = False
-        readable = False
-        version = 0
-
+    class Broken(PlainCodec):
         def encode(self, records):
             raise TypeError(records)
 
