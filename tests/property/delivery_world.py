@@ -254,7 +254,7 @@ class World:
         self.state = SimpleNamespace(
             id=1, durable=self.tiers.end, followers=(), holds=self.holds(), spec=spec
         )
-        journal = SimpleNamespace(closed=False, failed=None)
+        journal = SimpleNamespace(closed=False, failed=None, record_count=0)
         log = SimpleNamespace(journal=journal, source=self.tiers)
         runtime = SimpleNamespace(
             state=self.state, log=log, history=self.tiers, is_message=True, name="/default/t"
@@ -359,7 +359,7 @@ class World:
                 # The journal hands it over when it is written: live delivery needs no reading.
                 for follower in self.state.followers:
                     follower.written(offset, 7, [self.tiers.records[offset]])
-        self.state.durable = self.tiers.end
+        self.state.durable = self.feed.runtime.log.journal.record_count = self.tiers.end
         self.tell("publish to", self.tiers.end)
         for follower in self.state.followers:
             follower.woken()

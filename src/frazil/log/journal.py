@@ -150,7 +150,7 @@ class Journal:
         """Rotated segments without a footer yet, with their frame counts."""
         self.shown = 0
         """Odd while the topics of a group become durable: a reader of several topics retries."""
-        self.sync_count = self.group_count = self.bytes_written = 0
+        self.sync_count = self.group_count = self.bytes_written = self.record_count = 0
         self._sealing = threading.Lock()
         self._clock_watch = ClockWatch(now_us=clock.now_us(), monotonic_s=clock.monotonic())
         forked.watch(self)
@@ -372,8 +372,7 @@ class Journal:
         """Apply a written group to the state; readers see nothing of it before its sync."""
         state = self.state
         time_us = group.time_us
-        if group.controls:
-            self._apply_controls(group)
+        self._apply_controls(group)
         indexes = self.active.indexes
         for topic, offset, position, length, count in group.data:
             index = topic.index
@@ -382,6 +381,7 @@ class Journal:
                 indexes[topic.id] = index
             index.append(offset, position, length, time_us, count)
             topic.next = offset + count
+            self.record_count += count
             topic.bytes_local += length
             self._dirty[topic.id] = topic
         for memory, kept in group.kept:

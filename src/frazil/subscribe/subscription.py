@@ -42,6 +42,14 @@ __all__ = ["Answer", "AnswerAll", "Consumer", "Counts", "Keeper", "Subscription"
 FEED_RECORDS_MAX: Final = 512
 LAGGING_RECORDS_MAX: Final = 256
 """How many records a lagging subscription takes per turn: publishers share the loop with it."""
+LAGGING_BUSY_RECORDS_MAX: Final = 64
+"""The same while records are being published."""
+PAUSE_RECORD_S: Final = 0.00004
+"""The pause of a lagging subscription for each record published since its last pause.
+
+A publish takes about half of it on the loop, which both share."""
+PAUSE_S_MIN: Final = 0.001
+PAUSE_S_MAX: Final = 0.01
 HELD_BYTES_MAX: Final = 8 << 20
 """KeyShared reads past keys that wait; values beyond this size are dropped and read again."""
 TURNS_MAX: Final = 2
@@ -145,6 +153,8 @@ class Subscription:
         self._is_reading = False
         """Also while it waits for the time to read on."""
         self._is_following = False
+        self._published = feed.runtime.log.journal.record_count
+        """The records that all topics had got at the last pause."""
         self._damage: FrazilError | None = None
         self._unread: tuple[int, FrazilError] | None = None
         """A record that must be read again, and the error of the last try."""
@@ -465,12 +475,18 @@ class Subscription:
         offset, room = dispatch.offset_next, dispatch.room
         chunk = feed.get(offset) if room else None
         if chunk is not None:
-            is_lagging = feed.is_old(offset)
-            records_max = min(room, LAGGING_RECORDS_MAX if is_lagging else FEED_RECORDS_MAX)
+            is_lagging, pause_s, records_max = feed.is_old(offset), 0.0, FEED_RECORDS_MAX
+            if is_lagging:
+                pause_s = self._pause_s()
+                records_max = LAGGING_BUSY_RECORDS_MAX if pause_s else LAGGING_RECORDS_MAX
+            records_max = min(room, records_max)
             first, stop = chunk.span(offset, feed.head, records_max, HELD_BYTES_MAX)
             # Nothing goes out before its publisher has the answer.
             if first < stop or chunk.offset_next <= feed.head:
                 self._feed(chunk, first, stop, is_lagging=is_lagging)
+                if pause_s:
+                    self._is_reading = True
+                    self._loop.call_later(pause_s, self._try_again)
                 return True
         if room:
             self._wait_for(offset)
@@ -496,6 +512,15 @@ class Subscription:
             self.note_missed(chunk.expired_in(offset, end))
         if end >= self.feed.head:
             self._follow(end)
+
+    def _pause_s(self) -> float:
+        """Return how long a lagging subscription should leave the loop to publishers."""
+        published = self.feed.runtime.log.journal.record_count
+        pause_s = min((published - self._published) * PAUSE_RECORD_S, PAUSE_S_MAX)
+        if pause_s < PAUSE_S_MIN:
+            return 0
+        self._published = published
+        return pause_s
 
     # -- reading ---------------------------------------------------------------------------------
 
