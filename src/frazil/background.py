@@ -16,7 +16,7 @@ __all__ = ["Task", "in_slices"]
 
 T = TypeVar("T")
 
-SLICE_S: Final = 0.0002
+SLICE_S: Final = 0.0001
 PAUSE_S: Final = 0.0002
 """The pause after `SLICE_S` of work on many items."""
 
