@@ -17,8 +17,8 @@ __all__ = ["Task", "in_slices"]
 T = TypeVar("T")
 
 SLICE_S: Final = 0.0001
+"""The work on many items after which their thread pauses for `PAUSE_S`."""
 PAUSE_S: Final = 0.0002
-"""The pause after `SLICE_S` of work on many items."""
 
 
 def in_slices(items: Iterable[T], clock: Clock) -> Iterator[T]:

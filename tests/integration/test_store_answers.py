@@ -84,7 +84,7 @@ def serving(handler, **facts):
 def opened(port=None, **changes):
     """Return a context of a store whose server is at a port; a None leaves a setting out."""
     overrides = {
-        "root": "bucket/root",
+        "root": "bucket/objects",
         "endpoint": f"http://127.0.0.1:{port}",
         "access_key": "any",
         "secret_key": "any",
@@ -319,7 +319,7 @@ def test_the_bucket_is_in_the_path_or_in_the_name(path_style, monkeypatch):
         with opened(endpoint="http://store.invalid", path_style=path_style) as store:
             store.put("k", b"12345")
     place = "store.invalid/bucket" if path_style else "bucket.store.invalid"
-    assert server.paths == [f"http://{place}/root/k"]
+    assert server.paths == [f"http://{place}/objects/k"]
 
 
 class Receiving(Answering):

@@ -114,7 +114,8 @@ class Control(NamedTuple):
 class TailEntry(msgspec.Struct, gc=False):
     """One frame's records for the memory tier: the payload itself, nothing copied.
 
-    The garbage collector does not look at it: it would do so for hundreds of thousands. `records` are the validated records of a keyed topic's row frame, whose keys need no decoding.
+    `records` are the validated records of a keyed topic's row frame, whose keys need no decoding.
+    The garbage collector does not track entries: there are hundreds of thousands of them.
     """
 
     offset: int

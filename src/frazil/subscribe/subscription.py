@@ -49,6 +49,7 @@ PAUSE_RECORD_S: Final = 0.00004
 
 A publish takes about half of it on the loop, which both share."""
 PAUSE_S_MIN: Final = 0.001
+"""A shorter pause is left out and counts for the next one."""
 PAUSE_S_MAX: Final = 0.01
 HELD_BYTES_MAX: Final = 8 << 20
 """KeyShared reads past keys that wait; values beyond this size are dropped and read again."""
@@ -154,7 +155,7 @@ class Subscription:
         """Also while it waits for the time to read on."""
         self._is_following = False
         self._published = feed.runtime.log.journal.record_count
-        """The records that all topics had got at the last pause."""
+        """How many records had been published to all topics at the last pause."""
         self._damage: FrazilError | None = None
         self._unread: tuple[int, FrazilError] | None = None
         """A record that must be read again, and the error of the last try."""
@@ -514,7 +515,7 @@ class Subscription:
             self._follow(end)
 
     def _pause_s(self) -> float:
-        """Return how long a lagging subscription should leave the loop to publishers."""
+        """Return the pause of a lagging subscription, 0 for none, and begin to count anew."""
         published = self.feed.runtime.log.journal.record_count
         pause_s = min((published - self._published) * PAUSE_RECORD_S, PAUSE_S_MAX)
         if pause_s < PAUSE_S_MIN:
